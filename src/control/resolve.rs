@@ -1,0 +1,1 @@
+//! Host names to addresses, off the threads that must not wait.

@@ -1,0 +1,1 @@
+//! The control transport over ZeroMQ; the only file that names zmq.

@@ -1,0 +1,161 @@
+//! The data plane: producers push blocks into the consumer's region. What a data transport is.
+//!
+//! A transport knows peers only by [`SessionId`] and loads only by [`LoadToken`]; it knows nothing of sessions,
+//! rounds or keys. All methods return without waiting for the network; what happened comes back as
+//! [`DataEvent`]s from [`DataTransport::poll`], and the transport's event fd becomes readable when there are some.
+
+pub mod tcp;
+
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+
+use crate::protocol::config::TransportKind;
+use crate::protocol::ids::{BlockIndex, BlockPair, LoadToken, SessionId, TransferId};
+
+/// The engine's memory: `num_blocks` blocks of `block_len` bytes at `base_addr`.
+///
+/// Whoever makes one promises that the memory stays mapped, readable and writable, until every transport that
+/// got it is dropped. Bytes in it are only ever touched through raw pointers, since the engine and peers write
+/// them at any time.
+#[derive(Clone, Copy, Debug)]
+pub struct Region {
+    base: *mut u8,
+    num_blocks: u32,
+    block_len: usize,
+}
+
+// SAFETY: a `Region` is an address and two sizes; it gives no reference to the bytes. Who may write which bytes at
+// what time is settled by pins and by the fence, not by the type.
+unsafe impl Send for Region {}
+// SAFETY: as above.
+unsafe impl Sync for Region {}
+
+impl Region {
+    /// # Safety
+    /// `base` must point to `num_blocks * block_len` bytes that stay mapped, readable and writable, for as long
+    /// as any transport holds the region. `None` if a size is 0 or the product overflows `isize`.
+    #[must_use]
+    pub unsafe fn new(base: *mut u8, num_blocks: u32, block_len: usize) -> Option<Region> {
+        let bytes = usize::try_from(num_blocks).ok()?.checked_mul(block_len)?;
+        let fits =
+            bytes > 0 && isize::try_from(bytes).is_ok() && (base as usize).checked_add(bytes).is_some();
+        (fits && !base.is_null()).then_some(Region { base, num_blocks, block_len })
+    }
+
+    #[must_use]
+    pub fn base_addr(&self) -> u64 {
+        self.base as u64
+    }
+
+    #[must_use]
+    pub fn num_blocks(&self) -> u32 {
+        self.num_blocks
+    }
+
+    #[must_use]
+    pub fn block_len(&self) -> usize {
+        self.block_len
+    }
+
+    /// First byte of a block; `None` past the end.
+    #[must_use]
+    pub fn block_ptr(&self, block: BlockIndex) -> Option<*mut u8> {
+        (block.0 < self.num_blocks).then(|| self.base.wrapping_add(block.0 as usize * self.block_len))
+    }
+}
+
+/// How a session's peer takes blocks: from its `connect`, for the transport that both sides have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PeerOffer {
+    Tcp {
+        /// Tried in order. Never empty.
+        addresses: Vec<SocketAddr>,
+        /// To be shown on every connection.
+        token: Vec<u8>,
+        num_blocks: u64,
+    },
+    Nixl {
+        metadata: Vec<u8>,
+        base_addr: u64,
+        num_blocks: u64,
+        block_len: u64,
+    },
+}
+
+/// Whether a load's blocks are safe from its producer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Disarm {
+    /// Nothing can write into them from now on.
+    Done,
+    /// The I/O thread is at work in them; [`DataEvent::Disarmed`] follows.
+    Pending,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DataEvent {
+    /// The fence that [`Disarm::Pending`] promised is closed.
+    Disarmed { load: LoadToken },
+    /// The peer's data plane is unusable: the session should end.
+    PeerFault { session: SessionId, reason: String },
+    /// `register_peer` succeeded.
+    PeerRegistered { session: SessionId },
+    /// `register_peer` failed.
+    PeerRefused { session: SessionId, reason: String },
+    /// The receiver has all bytes of the transfer.
+    TransferDone { transfer: TransferId },
+    /// The transfer ended otherwise: from here on it neither writes remotely nor reads the local blocks.
+    /// `decisive`: the peer is known to be gone or to refuse everything, no need to try again.
+    TransferFailed { transfer: TransferId, reason: String, decisive: bool },
+}
+
+/// One way to move blocks.
+///
+/// Every transfer that was posted ends in exactly one `TransferDone` or `TransferFailed`, also after `cancel` and
+/// `drop_peer`, and until then its local blocks may be read.
+pub trait DataTransport: Send {
+    fn kind(&self) -> TransportKind;
+
+    /// Readable when [`Self::poll`] has something to give.
+    fn event_fd(&self) -> RawFd;
+
+    /// A session begins: connections that show `token` are its peer's.
+    fn expect_peer(&mut self, session: SessionId, token: &[u8]);
+
+    /// Makes `write` to this session's peer possible. Ends in `PeerRegistered` or `PeerRefused`.
+    fn register_peer(&mut self, session: SessionId, offer: PeerOffer);
+
+    /// The session is over: its connections close, its transfers end, its token is void. Loads that are still
+    /// armed for it stay so until disarmed. Unknown sessions are ignored.
+    fn drop_peer(&mut self, session: SessionId);
+
+    /// Lets the session's peer write `blocks`, under the name `load`, once each.
+    fn arm(&mut self, session: SessionId, load: LoadToken, blocks: &[BlockIndex]);
+
+    /// Closes the fence of `load`. An unknown or already disarmed load is [`Disarm::Done`].
+    fn disarm(&mut self, load: LoadToken) -> Disarm;
+
+    /// Posts one transfer. `load` is what the consumer's `fetch` called it (`None`: it gave no name).
+    /// `blocks` is not empty. The local indexes are inside the region; the remote ones inside the peer's.
+    fn write(
+        &mut self,
+        session: SessionId,
+        transfer: TransferId,
+        load: Option<LoadToken>,
+        blocks: &[BlockPair],
+    );
+
+    /// Asks to end transfers early. Each still ends in its one event, once it can no longer touch memory.
+    fn cancel(&mut self, transfers: &[TransferId]);
+
+    /// Appends what has happened.
+    fn poll(&mut self, events: &mut Vec<DataEvent>);
+}
+
+/// Addresses to try for a peer's data plane: those it names, else the host that its control socket was
+/// reached at.
+#[must_use]
+pub fn dial_addresses(named: &[IpAddr], control_host: Option<IpAddr>, port: u16) -> Vec<SocketAddr> {
+    let hosts: Vec<IpAddr> =
+        if named.is_empty() { control_host.into_iter().collect() } else { named.to_vec() };
+    hosts.into_iter().map(|ip| SocketAddr::new(ip, port)).collect()
+}

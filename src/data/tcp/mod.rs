@@ -1,0 +1,1 @@
+//! The built-in data transport: plain TCP, straight from and into the regions.
