@@ -6,6 +6,7 @@ pub mod config;
 pub mod error;
 pub mod fingerprint;
 pub mod ids;
+pub mod job;
 pub mod keys;
 pub mod message;
 pub mod params;
