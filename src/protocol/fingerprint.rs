@@ -141,17 +141,40 @@ fn write_number(text: &str, out: &mut String) -> Result<()> {
     }
 }
 
-/// As Python's `repr`: the fewest digits that name the value, with an exponent below 1e-4 and from 1e16 up.
+/// As Python's `repr`: with an exponent below 1e-4 and from 1e16 up, and never without a point or an exponent.
 fn write_double(value: f64, out: &mut String) {
-    let scientific = format!("{value:e}");
+    let scientific = shortest(value);
     let (mantissa, exponent) = scientific.split_once('e').unwrap_or((&scientific, "0"));
     let exponent: i32 = exponent.parse().unwrap_or(0);
-    if value != 0.0 && !(-4..16).contains(&exponent) {
+    if !(-4..16).contains(&exponent) {
         let sign = if exponent < 0 { '-' } else { '+' };
         push(out, format_args!("{mantissa}e{sign}{:02}", exponent.unsigned_abs()));
-    } else {
-        push(out, format_args!("{value:?}"));
+        return;
     }
+    let digits: String = mantissa.chars().filter(char::is_ascii_digit).collect();
+    if mantissa.starts_with('-') {
+        out.push('-');
+    }
+    let before_point = usize::try_from(exponent + 1).unwrap_or(0);
+    match digits.split_at_checked(before_point) {
+        Some(("", fraction)) => {
+            let zeros = usize::try_from(-exponent - 1).unwrap_or(0);
+            push(out, format_args!("0.{:0<zeros$}{fraction}", ""));
+        }
+        Some((whole, "")) => push(out, format_args!("{whole}.0")),
+        Some((whole, fraction)) => push(out, format_args!("{whole}.{fraction}")),
+        None => push(out, format_args!("{digits:0<before_point$}.0")),
+    }
+}
+
+/// The fewest digits that name the value, as `d.ddde±x`; of two equally near, the even one. Rust alone would take
+/// the upper one (2^-25 would end in 3 and not in 2), Python takes the even one.
+fn shortest(value: f64) -> String {
+    let shortest = format!("{value:e}");
+    let mantissa = shortest.split('e').next().unwrap_or_default();
+    let decimals = mantissa.bytes().filter(u8::is_ascii_digit).count().saturating_sub(1);
+    let rounded = format!("{value:.decimals$e}");
+    if rounded.parse() == Ok(value) { rounded } else { shortest }
 }
 
 fn push(out: &mut String, text: std::fmt::Arguments) {
