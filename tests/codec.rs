@@ -793,6 +793,29 @@ mod limits {
     }
 
     #[test]
+    fn a_header_that_claims_more_than_there_is_is_refused_at_the_header() {
+        for (claim, says) in [
+            (b"\xdd\x00\x10\x00\x00".as_slice(), "an array's 1048576 elements, got only 20 bytes"),
+            (b"\xdc\x00\x15", "an array's 21 elements, got only 20 bytes"),
+            (b"\xdf\xff\xff\xff\xff", "a map's 4294967295 entries, got only 20 bytes"),
+            (b"\x8b", "a map's 11 entries, got only 20 bytes"),
+            (b"\xc4\x15", "21 more bytes as a header claims, got 20"),
+        ] {
+            let error = refusal(&map(&[("keys", [claim, &[0; 20]].concat())]));
+            assert!(error.detail.contains(says), "{error}");
+        }
+    }
+
+    #[test]
+    fn memory_for_a_reason_is_bounded_by_what_is_kept_of_it() {
+        let mut reason = vec![0xdb, 0, 0x10, 0, 0];
+        reason.resize(5 + (1 << 20), 0xff);
+        let bytes = map(&[("type", text("disconnect")), ("reason", reason)]);
+        let used = allocation_counter::measure(|| assert!(read(&bytes, None).is_ok()));
+        assert!(used.bytes_total < 64 << 10, "{used:?}");
+    }
+
+    #[test]
     fn memory_for_keys_is_bounded_by_the_bytes_that_came() {
         // As many keys as fit, none of them one: the dearest lie for its size.
         let nils = array(&vec![vec![NIL]; 1 << 20]);
