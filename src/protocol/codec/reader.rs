@@ -103,60 +103,45 @@ impl<'a> Reader<'a> {
 
     pub fn token(&mut self) -> Reading<Token<'a>> {
         let marker = read_marker(&mut self.rest).map_err(|_| ends_early())?;
-        let rest = &mut self.rest;
         Ok(match marker {
             Marker::Null => Token::Nil,
             Marker::False => Token::Bool(false),
             Marker::True => Token::Bool(true),
             Marker::FixPos(value) => Token::Unsigned(value.into()),
-            Marker::U8 => Token::Unsigned(whole(rest.read_data_u8())?.into()),
-            Marker::U16 => Token::Unsigned(whole(rest.read_data_u16())?.into()),
-            Marker::U32 => Token::Unsigned(whole(rest.read_data_u32())?.into()),
-            Marker::U64 => Token::Unsigned(whole(rest.read_data_u64())?),
+            Marker::U8 => Token::Unsigned(whole(self.rest.read_data_u8())?.into()),
+            Marker::U16 => Token::Unsigned(whole(self.rest.read_data_u16())?.into()),
+            Marker::U32 => Token::Unsigned(whole(self.rest.read_data_u32())?.into()),
+            Marker::U64 => Token::Unsigned(whole(self.rest.read_data_u64())?),
             Marker::FixNeg(value) => signed(value.into()),
-            Marker::I8 => signed(whole(rest.read_data_i8())?.into()),
-            Marker::I16 => signed(whole(rest.read_data_i16())?.into()),
-            Marker::I32 => signed(whole(rest.read_data_i32())?.into()),
-            Marker::I64 => signed(whole(rest.read_data_i64())?),
+            Marker::I8 => signed(whole(self.rest.read_data_i8())?.into()),
+            Marker::I16 => signed(whole(self.rest.read_data_i16())?.into()),
+            Marker::I32 => signed(whole(self.rest.read_data_i32())?.into()),
+            Marker::I64 => signed(whole(self.rest.read_data_i64())?),
             Marker::F32 => self.bytes(4).map(|_| Token::Float)?,
             Marker::F64 => self.bytes(8).map(|_| Token::Float)?,
+            Marker::FixStr(len) => Token::Text(self.bytes(len.into())?),
+            Marker::Str8 => Token::Text(self.len8().and_then(|len| self.bytes(len))?),
+            Marker::Str16 => Token::Text(self.len16().and_then(|len| self.bytes(len))?),
+            Marker::Str32 => Token::Text(self.len32().and_then(|len| self.bytes(len))?),
+            Marker::Bin8 => Token::Bin(self.len8().and_then(|len| self.bytes(len))?),
+            Marker::Bin16 => Token::Bin(self.len16().and_then(|len| self.bytes(len))?),
+            Marker::Bin32 => Token::Bin(self.len32().and_then(|len| self.bytes(len))?),
+            Marker::FixArray(len) => self.array(len.into())?,
+            Marker::Array16 => self.len16().and_then(|len| self.array(len))?,
+            Marker::Array32 => self.len32().and_then(|len| self.array(len))?,
+            Marker::FixMap(len) => self.map(len.into())?,
+            Marker::Map16 => self.len16().and_then(|len| self.map(len))?,
+            Marker::Map32 => self.len32().and_then(|len| self.map(len))?,
+            Marker::FixExt1 => self.ext(1)?,
+            Marker::FixExt2 => self.ext(2)?,
+            Marker::FixExt4 => self.ext(4)?,
+            Marker::FixExt8 => self.ext(8)?,
+            Marker::FixExt16 => self.ext(16)?,
+            Marker::Ext8 => self.len8().and_then(|len| self.ext(len))?,
+            Marker::Ext16 => self.len16().and_then(|len| self.ext(len))?,
+            Marker::Ext32 => self.len32().and_then(|len| self.ext(len))?,
             Marker::Reserved => return Err("expected a msgpack value, got the reserved byte c1".to_owned()),
-            sized => {
-                let len = self.length(sized)?;
-                self.sized(sized, len)?
-            }
         })
-    }
-
-    /// How long a value with this marker is: in bytes, elements or entries.
-    fn length(&mut self, marker: Marker) -> Reading<usize> {
-        let rest = &mut self.rest;
-        let len: u32 = match marker {
-            Marker::FixStr(len) | Marker::FixArray(len) | Marker::FixMap(len) => len.into(),
-            Marker::FixExt1 => 1,
-            Marker::FixExt2 => 2,
-            Marker::FixExt4 => 4,
-            Marker::FixExt8 => 8,
-            Marker::FixExt16 => 16,
-            Marker::Str8 | Marker::Bin8 | Marker::Ext8 => whole(rest.read_data_u8())?.into(),
-            Marker::Str16 | Marker::Bin16 | Marker::Ext16 | Marker::Array16 | Marker::Map16 => {
-                whole(rest.read_data_u16())?.into()
-            }
-            _ => whole(rest.read_data_u32())?,
-        };
-        usize::try_from(len).map_err(|_| format!("expected a length below 2^{}, got {len}", usize::BITS))
-    }
-
-    fn sized(&mut self, marker: Marker, len: usize) -> Reading<Token<'a>> {
-        match marker {
-            Marker::FixStr(_) | Marker::Str8 | Marker::Str16 | Marker::Str32 => {
-                self.bytes(len).map(Token::Text)
-            }
-            Marker::Bin8 | Marker::Bin16 | Marker::Bin32 => self.bytes(len).map(Token::Bin),
-            Marker::FixArray(_) | Marker::Array16 | Marker::Array32 => self.array(len),
-            Marker::FixMap(_) | Marker::Map16 | Marker::Map32 => self.map(len),
-            _ => self.ext(len),
-        }
     }
 
     /// The bytes of one whole value, of any kind, with at most `levels` arrays and maps inside one another.
@@ -195,6 +180,19 @@ impl<'a> Reader<'a> {
             around.push(pending);
             pending = inside;
         }
+    }
+
+    fn len8(&mut self) -> Reading<usize> {
+        Ok(whole(self.rest.read_data_u8())?.into())
+    }
+
+    fn len16(&mut self) -> Reading<usize> {
+        Ok(whole(self.rest.read_data_u16())?.into())
+    }
+
+    fn len32(&mut self) -> Reading<usize> {
+        let len = whole(self.rest.read_data_u32())?;
+        usize::try_from(len).map_err(|_| format!("expected a length below 2^{}, got {len}", usize::BITS))
     }
 
     fn bytes(&mut self, len: usize) -> Reading<&'a [u8]> {
