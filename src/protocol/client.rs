@@ -39,6 +39,7 @@ pub struct ClientRole {
     /// Ids with keys that the next flush has to send.
     unflushed: Vec<KvRequestId>,
     loads_live: usize,
+    bytes_in: u64,
 }
 
 /// One `kv_request_id` that is pulled from this peer.
@@ -110,6 +111,7 @@ impl ClientRole {
             never_answered: false,
             unflushed: Vec::new(),
             loads_live: 0,
+            bytes_in: 0,
         }
     }
 
@@ -117,6 +119,11 @@ impl ClientRole {
     #[must_use]
     pub fn loads_live(&self) -> usize {
         self.loads_live
+    }
+
+    #[must_use]
+    pub fn bytes_in(&self) -> u64 {
+        self.bytes_in
     }
 
     #[must_use]
@@ -149,6 +156,12 @@ impl ClientRole {
         self.requests
             .get(id)
             .is_some_and(|request| request.loads.values().any(|load| load.state != LoadState::Queued))
+    }
+
+    /// Whether a key of the id was looked up and not answered.
+    #[must_use]
+    pub fn has_open_lookups(&self, id: &KvRequestId) -> bool {
+        self.requests.get(id).is_some_and(|request| !request.awaiting.is_empty() || !request.unsent.is_empty())
     }
 
     /// Whether a load of the id is open.
@@ -394,6 +407,7 @@ impl ClientRole {
                 cx.loading.remove_all(&load.blocks);
                 cx.finish_job(load.job, cause, bytes, flags);
                 self.loads_live -= 1;
+                self.bytes_in += bytes;
                 self.forget_load(cx, id, round);
             }
             LoadState::Aborting { cause } => {

@@ -69,15 +69,24 @@ impl Directory {
         Ok(())
     }
 
-    pub fn unpublish(&mut self, key: &[u8]) -> UnpublishState {
-        match self.entries.entry_ref(key) {
-            EntryRef::Vacant(_) => UnpublishState::NotFound,
-            EntryRef::Occupied(entry) if entry.get().pins > 0 => UnpublishState::Busy,
-            EntryRef::Occupied(entry) => {
-                entry.remove();
-                UnpublishState::Removed
-            }
+    /// Takes all of the keys out, or none if one is pinned. `states` is as long as `keys`: `Removed` then means that
+    /// the key alone could have been removed. True if they are out.
+    pub fn unpublish(&mut self, keys: KeysView<'_>, states: &mut [UnpublishState]) -> bool {
+        let mut busy = false;
+        for (key, state) in keys.iter().zip(states.iter_mut()) {
+            *state = match self.entries.get(key) {
+                None => UnpublishState::NotFound,
+                Some(entry) if entry.pins > 0 => UnpublishState::Busy,
+                Some(_) => UnpublishState::Removed,
+            };
+            busy |= *state == UnpublishState::Busy;
         }
+        if !busy {
+            keys.iter().for_each(|key| {
+                self.entries.remove(key);
+            });
+        }
+        !busy
     }
 
     /// Holds the key's block, if it is published, until [`Self::unpin`].
@@ -129,10 +138,15 @@ mod tests {
         assert_eq!(directory.pin(b"a"), Some(BlockIndex(7)));
         assert_eq!(directory.pinned(), 1);
         directory.unpin(b"a");
-        assert_eq!(directory.unpublish(b"a"), UnpublishState::Busy);
+        let mut states = [UnpublishState::NotFound; 2];
+        directory.publish(keys(b"b"), &[BlockIndex(8)]).unwrap();
+        assert!(!directory.unpublish(keys(b"ba"), &mut states), "one pinned key keeps all");
+        assert_eq!(states, [UnpublishState::Removed, UnpublishState::Busy]);
+        assert_eq!(directory.len(), 2);
         directory.unpin(b"a");
-        assert_eq!(directory.unpublish(b"a"), UnpublishState::Removed);
-        assert_eq!(directory.unpublish(b"a"), UnpublishState::NotFound);
+        assert!(directory.unpublish(keys(b"ba"), &mut states));
+        assert!(directory.unpublish(keys(b"ab"), &mut states));
+        assert_eq!(states, [UnpublishState::NotFound; 2]);
         assert_eq!(directory.pinned(), 0);
     }
 }

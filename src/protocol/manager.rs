@@ -72,6 +72,8 @@ pub struct PeerSummary {
     pub loads_live: u64,
     pub stores_live: u64,
     pub transfers_live: u64,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
     pub rounds_served: u64,
     pub idle: Duration,
 }
@@ -267,6 +269,8 @@ impl Manager {
             loads_live: session.client.loads_live() as u64,
             stores_live: session.server.stores_live() as u64,
             transfers_live: session.server.transfers_live() as u64,
+            bytes_in: session.client.bytes_in(),
+            bytes_out: session.server.bytes_out(),
             rounds_served: session.server.rounds_served(),
             idle: now.since(session.last_active),
         });
@@ -283,6 +287,8 @@ impl Manager {
             loads_live: 0,
             stores_live: 0,
             transfers_live: 0,
+            bytes_in: 0,
+            bytes_out: 0,
             rounds_served: 0,
             idle: Duration::ZERO,
         });

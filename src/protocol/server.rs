@@ -17,7 +17,7 @@ use super::message::{AbortAck, Fetch, Message, TransferDone};
 use super::output::Output;
 
 use lookups::InboundLookup;
-pub use lookups::{ServeAnswer, ServeQuestion};
+pub use lookups::{PinnedHits, ServeAnswer, ServeQuestion};
 use round::{Phase, Reply, Round};
 
 /// Acknowledged aborts that are remembered, so that a repeated `abort_fetch` is not acknowledged twice.
@@ -38,6 +38,7 @@ pub struct ServerRole {
     registered: bool,
     transfers_live: usize,
     rounds_served: u64,
+    bytes_out: u64,
 }
 
 impl ServerRole {
@@ -53,12 +54,18 @@ impl ServerRole {
             registered: false,
             transfers_live: 0,
             rounds_served: 0,
+            bytes_out: 0,
         }
     }
 
     #[must_use]
     pub fn transfers_live(&self) -> usize {
         self.transfers_live
+    }
+
+    #[must_use]
+    pub fn bytes_out(&self) -> u64 {
+        self.bytes_out
     }
 
     #[must_use]
@@ -225,7 +232,9 @@ impl ServerRole {
         let Some(found) = self.rounds.get_mut(&name) else { return };
         if let Some(blocks) = found.transfer_ended(transfer) {
             found.moved(blocks);
-            cx.stats.bytes_out += u64::from(blocks) * cx.config.block_len;
+            let bytes = u64::from(blocks) * cx.config.block_len;
+            cx.stats.bytes_out += bytes;
+            self.bytes_out += bytes;
         }
         self.settle(cx, &name);
     }

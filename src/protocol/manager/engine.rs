@@ -354,13 +354,29 @@ impl Manager {
         }
     }
 
-    /// Takes keys out of the directory, except those that a peer's round holds. `states` is as long as `keys`.
-    pub fn unpublish(&mut self, keys: KeysView<'_>, states: &mut [UnpublishState]) -> Result<()> {
+    /// Takes keys out of the directory: all, or none if a peer's round holds one of them. `states` is as long as
+    /// `keys`. True if they are out.
+    pub fn unpublish(&mut self, keys: KeysView<'_>, states: &mut [UnpublishState]) -> Result<bool> {
+        self.check_running()?;
         self.check_keys(keys)?;
-        for (key, state) in keys.iter().zip(states) {
-            *state = self.cx.directory.unpublish(key);
-        }
-        Ok(())
+        Ok(self.cx.directory.unpublish(keys, states))
+    }
+
+    /// Whether a lookup of the request has no answer yet.
+    pub fn has_open_lookups(&self, request: RequestId) -> Result<bool> {
+        let found = self.request(request)?;
+        let (Some(Ok(session)), Some(ConsumerRole::Symmetric(source))) = (&found.session, &found.roles.consumer) else {
+            return Ok(false);
+        };
+        Ok(self.sessions.get(session).is_some_and(|session| session.client.has_open_lookups(&source.kv_request_id)))
+    }
+
+    /// Why the request's lookups are misses and its loads fail; `None` while its peer is usable, or it has none.
+    pub fn request_failure(&self, request: RequestId) -> Result<Option<Cause>> {
+        Ok(match &self.request(request)?.session {
+            Some(Err(cause)) => Some(cause.clone()),
+            _ => None,
+        })
     }
 
     /// No more calls are taken; every session ends. What still reads or writes blocks is waited for as at any death.

@@ -15,13 +15,11 @@ pub enum ServeMode {
     Engine,
 }
 
-/// What to call the engine for, without any lock held.
+/// Keys to ask the engine about, without any lock held; [`Manager::serve_answered`] takes the answer, once.
 #[derive(Clone, Debug)]
-pub enum ServeWork {
-    /// Ask about these keys; [`Manager::serve_answered`] takes the answer, once.
-    Ask { question: ServeQuestion, peer: PeerId },
-    /// The context is over.
-    Close { serve: ServeId },
+pub struct ServeWork {
+    pub question: ServeQuestion,
+    pub peer: PeerId,
 }
 
 impl Manager {
@@ -42,52 +40,60 @@ impl Manager {
         !self.cx.serve.unsettled.is_empty() || !self.cx.serve.to_close.is_empty()
     }
 
+    /// A lookup came in, or a context ended, since the engine was last asked.
+    #[must_use]
+    pub fn has_serve_news(&self) -> bool {
+        self.cx.serve.has_news
+    }
+
     /// Everything to ask the engine now. Keys that it leaves open are asked about again the next time.
     pub fn serve_work(&mut self, now: Timestamp) -> Vec<ServeWork> {
         self.cx.now = now;
-        let close =
-            std::mem::take(&mut self.cx.serve.to_close).into_iter().map(|serve| ServeWork::Close { serve });
-        let mut work: Vec<ServeWork> = close.collect();
+        self.cx.serve.has_news = !self.cx.serve.to_close.is_empty();
+        let mut work = Vec::new();
         for (serve, (session, id, round)) in &self.cx.serve.unsettled {
             let Some(session) = self.sessions.get_mut(session) else { continue };
             if let Some(question) = session.server.question(id, *round, *serve) {
-                work.push(ServeWork::Ask { question, peer: session.peer.clone() });
+                work.push(ServeWork { question, peer: session.peer.clone() });
             }
         }
         work
     }
 
+    /// Contexts that the engine has seen and that are over.
+    pub fn serve_closed(&mut self) -> Vec<ServeId> {
+        self.cx.serve.has_news = false;
+        std::mem::take(&mut self.cx.serve.to_close)
+    }
+
     /// The engine's answer to one question.
-    pub fn serve_answered(&mut self, now: Timestamp, serve: ServeId, answer: &ServeAnswer) {
+    pub fn serve_answered(&mut self, now: Timestamp, serve: ServeId, mut answer: ServeAnswer) {
         self.cx.now = now;
-        if let Some((job, _)) = &answer.pinned
-            && self.cx.jobs.contains_key(job)
-        {
-            log::error!("create_store_job gave job {job}, which is still open; its hits are taken as misses");
-            let refused = ServeAnswer { states: answer.states.clone(), pinned: None };
-            return self.serve_answered(now, serve, &refused);
+        for pinned in &mut answer.pinned {
+            if let Some(job) = pinned.job.take_if(|job| self.cx.jobs.contains_key(job)) {
+                log::error!("create_store_job gave job {job}, which is still open; its hits are taken as misses");
+                pinned.blocks.fill(None);
+            }
         }
         let named = self.cx.serve.unsettled.get(&serve).cloned();
         let mut taken = false;
         if let Some((session, id, round)) = named {
-            self.with_session(session, |session, cx| {
-                taken = session.server.answer(cx, &id, round, serve, answer)
-            });
+            self.with_session(session, |session, cx| taken = session.server.answer(cx, &id, round, serve, &answer));
         }
         if !taken {
-            self.let_go(serve, answer);
+            self.let_go(serve, &answer);
         }
         self.after_input();
     }
 
     /// The lookup ended while the engine was being asked.
     fn let_go(&mut self, serve: ServeId, answer: &ServeAnswer) {
-        if let Some((job, _)) = &answer.pinned {
-            self.cx.open_job(*job, JobKind::Store);
+        for job in answer.pinned.iter().filter_map(|pinned| pinned.job) {
+            self.cx.open_job(job, JobKind::Store);
             let cause = Cause::new(Outcome::PeerLost, "the lookup was over before its hits were pinned");
-            self.cx.finish_job(*job, &cause, 0, JobFlags::default());
+            self.cx.finish_job(job, &cause, 0, JobFlags::default());
         }
-        self.cx.serve.to_close.push(serve);
+        self.cx.serve.close(serve);
     }
 
     pub(super) fn on_serve_deadline(&mut self, serve: ServeId) {

@@ -50,11 +50,19 @@ pub struct ServeQuestion {
 }
 
 /// What the engine said: a state for each key, and the blocks it pinned for those that are hits.
+/// Blocks that one job of the engine pins: one entry for each of its hits, `None` = a miss after all.
+#[derive(Clone, Debug)]
+pub struct PinnedHits {
+    /// `None` = nothing was pinned.
+    pub job: Option<JobId>,
+    pub blocks: Vec<Option<BlockIndex>>,
+}
+
 #[derive(Clone, Debug)]
 pub struct ServeAnswer {
     pub states: Vec<LookupState>,
-    /// The job that holds the pins; one entry for each hit, in order, `None` = a miss after all.
-    pub pinned: Option<(JobId, Vec<Option<BlockIndex>>)>,
+    /// The jobs that hold the pins of the hits, in order.
+    pub pinned: Vec<PinnedHits>,
 }
 
 impl ServerRole {
@@ -84,6 +92,7 @@ impl ServerRole {
         let deadline = cx.now + cx.config.timeouts.serve;
         cx.timers.set(deadline, TimerKey::Serve(serve));
         cx.serve.unsettled.insert(serve, (session, name.0.clone(), name.1));
+        cx.serve.has_news = true;
         let inbound = InboundLookup {
             keys: lookup.keys,
             answers,
@@ -136,22 +145,25 @@ impl ServerRole {
         let AskState::Asking { positions } = std::mem::replace(&mut inbound.state, AskState::Asked) else {
             return true;
         };
-        let mut pinned_blocks = answer.pinned.iter().flat_map(|(_, blocks)| blocks.iter().copied());
-        let mut hits: Vec<(usize, BlockIndex)> = Vec::new();
+        let mut hits = Vec::new();
         for (position, state) in positions.iter().zip(&answer.states) {
-            let settled = match state {
-                LookupState::Hit => {
-                    pinned_blocks.next().flatten().map(|block| hits.push((*position, block))).is_some()
-                }
-                LookupState::Miss => false,
+            let Some(slot) = inbound.answers.get_mut(*position) else { continue };
+            match state {
+                // Until its pin is known.
+                LookupState::Hit => hits.push(*position),
+                LookupState::Miss => {}
                 LookupState::Pending | LookupState::Retry => continue,
-            };
-            if let Some(slot) = inbound.answers.get_mut(*position) {
-                *slot = Some(settled);
             }
+            *slot = Some(false);
         }
-        if let Some((job, _)) = &answer.pinned {
-            self.take_pins(cx, &name, *job, &hits);
+        let mut hits = hits.into_iter();
+        for pinned in &answer.pinned {
+            let held = pinned.blocks.iter().zip(hits.by_ref());
+            let held: Vec<(usize, BlockIndex)> =
+                held.filter_map(|(block, position)| block.map(|block| (position, block))).collect();
+            if let Some(job) = pinned.job {
+                self.take_pins(cx, &name, job, &held);
+            }
         }
         self.conclude(cx, &name);
         true
@@ -163,36 +175,26 @@ impl ServerRole {
         cx: &mut Context,
         name: &(KvRequestId, RoundSeq, ServeId),
         job: JobId,
-        hits: &[(usize, BlockIndex)],
+        held: &[(usize, BlockIndex)],
     ) {
-        let session = self.session;
         let round_name = (name.0.clone(), name.1);
+        let named = (self.session, &round_name);
         cx.open_job(job, JobKind::Store);
-        let Some(inbound) = self.lookups.get_mut(name) else { return };
-        match self.rounds.get_mut(&round_name) {
-            Some(round) if !round.has_demand() && !hits.is_empty() => {
-                round.add_job(cx, job);
-                let mut no_pairs = Vec::new();
-                for (position, block) in hits {
-                    if let Some(key) = inbound.keys.get(*position) {
-                        round.supply_from_job(cx, (session, &round_name), key, *block, &mut no_pairs);
-                    }
-                }
-                round.set_timer(cx, (session, &round_name));
-            }
-            _ => {
-                for (position, _) in hits {
-                    if let Some(slot) = inbound.answers.get_mut(*position) {
-                        *slot = Some(false);
-                    }
-                }
-                let cause = Cause::new(
-                    Outcome::NotFetched,
-                    "the lookup's round was over before its hits were pinned",
-                );
-                cx.finish_job(job, &cause, 0, JobFlags::default());
+        let (Some(inbound), Some(round)) = (self.lookups.get_mut(name), self.rounds.get_mut(&round_name)) else {
+            return let_go(cx, job);
+        };
+        if round.has_demand() || held.is_empty() {
+            return let_go(cx, job);
+        }
+        round.add_job(cx, job);
+        let mut no_pairs = Vec::new();
+        for (position, block) in held {
+            if let (Some(key), Some(slot)) = (inbound.keys.get(*position), inbound.answers.get_mut(*position)) {
+                round.supply_from_job(cx, named, key, *block, &mut no_pairs);
+                *slot = Some(true);
             }
         }
+        round.set_timer(cx, named);
     }
 
     pub fn on_serve_deadline(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, serve: ServeId) {
@@ -235,7 +237,7 @@ impl ServerRole {
         cx.timers.cancel(inbound.deadline, TimerKey::Serve(name.2));
         cx.serve.unsettled.remove(&name.2);
         if inbound.state == AskState::Asked {
-            cx.serve.to_close.push(name.2);
+            cx.serve.close(name.2);
         }
         Some(inbound)
     }
@@ -256,4 +258,9 @@ impl ServerRole {
         let from = (id.clone(), RoundSeq::FIRST, ServeId(0));
         self.lookups.range(from..).map(|(name, _)| name).take_while(|name| name.0 == *id).cloned().collect()
     }
+}
+
+fn let_go(cx: &mut Context, job: JobId) {
+    let cause = Cause::new(Outcome::NotFetched, "no fetch can ask for these hits any more");
+    cx.finish_job(job, &cause, 0, JobFlags::default());
 }
