@@ -125,7 +125,9 @@ impl Resolver {
             // The workers that run will get to it.
             Err(_) if self.workers > 0 => {}
             Err(error) => {
-                return Err(format!("{host:?} cannot be resolved: no thread could be started for it ({error})"));
+                return Err(format!(
+                    "{host:?} cannot be resolved: no thread could be started for it ({error})"
+                ));
             }
         }
         Ok(())

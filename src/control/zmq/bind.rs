@@ -50,7 +50,8 @@ fn name_of(field: &str, host: &str, port: u16) -> Result<PeerId> {
             "{field} {host:?} means every interface, which no peer can dial; set advertised_host to the name or address that peers use for this machine"
         )));
     }
-    PeerId::from_host_port(host, port).map_err(|why| invalid(format!("{field} {host:?} cannot be used: {why}")))
+    PeerId::from_host_port(host, port)
+        .map_err(|why| invalid(format!("{field} {host:?} cannot be used: {why}")))
 }
 
 /// A bound ROUTER and its port.
@@ -74,7 +75,10 @@ fn addresses(config: &ZmqConfig) -> Result<Vec<SocketAddr>> {
         return Ok(vec![SocketAddr::new(ip, config.port)]);
     }
     resolve_within(host, config.port, RESOLVE_LIMIT).map_err(|why| {
-        invalid(format!("cannot listen at bind_host {:?}: {why}; use a name or address of this machine", config.bind_host))
+        invalid(format!(
+            "cannot listen at bind_host {:?}: {why}; use a name or address of this machine",
+            config.bind_host
+        ))
     })
 }
 

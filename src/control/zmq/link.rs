@@ -65,11 +65,7 @@ pub struct LinkOptions {
 
 impl LinkOptions {
     pub fn new(config: &ZmqConfig, local_id: &PeerId) -> Self {
-        LinkOptions {
-            local_id: local_id.clone(),
-            heartbeat: config.heartbeat,
-            send_queue: config.send_queue,
-        }
+        LinkOptions { local_id: local_id.clone(), heartbeat: config.heartbeat, send_queue: config.send_queue }
     }
 }
 
@@ -194,7 +190,9 @@ impl Link {
                 "handshake failed: {address} broke the ZMTP protocol (error {value:#x}); is it a tier's control port?"
             )))
         } else if is(SocketEvent::HANDSHAKE_FAILED_AUTH) {
-            Some(LinkEvent::Lost(format!("handshake failed: {address} refused authentication (status {value})")))
+            Some(LinkEvent::Lost(format!(
+                "handshake failed: {address} refused authentication (status {value})"
+            )))
         } else {
             None
         }
@@ -287,7 +285,9 @@ fn unwatch(registry: &Registry, fd: RawFd) {
 }
 
 fn no_socket(error: &::zmq::Error) -> String {
-    format!("no socket can be opened for it ({error}); raise the limit of open files (ulimit -n) or use fewer peers")
+    format!(
+        "no socket can be opened for it ({error}); raise the limit of open files (ulimit -n) or use fewer peers"
+    )
 }
 
 fn closing_words(errno: u32) -> String {

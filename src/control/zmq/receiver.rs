@@ -15,9 +15,9 @@ pub struct ZmqReceiver {
 
 impl ZmqReceiver {
     pub(super) fn new(router: ::zmq::Socket) -> Result<Self> {
-        let fd = router
-            .get_fd()
-            .map_err(|error| Error::new(ErrorKind::Os, format!("the control socket gives no event fd: {error}")))?;
+        let fd = router.get_fd().map_err(|error| {
+            Error::new(ErrorKind::Os, format!("the control socket gives no event fd: {error}"))
+        })?;
         Ok(ZmqReceiver { router, fd, dropped: 0 })
     }
 

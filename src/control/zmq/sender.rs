@@ -80,7 +80,10 @@ pub struct ZmqSender {
 impl ZmqSender {
     pub(super) fn new(context: ::zmq::Context, config: &ZmqConfig, local_id: &PeerId) -> Result<Self> {
         let refused = |error: std::io::Error| {
-            Error::new(ErrorKind::OutOfResources, format!("no epoll set for the control connections: {error}"))
+            Error::new(
+                ErrorKind::OutOfResources,
+                format!("no epoll set for the control connections: {error}"),
+            )
         };
         let epoll = Poll::new().map_err(refused)?;
         let waker = Arc::new(Waker::new(epoll.registry(), WAKE).map_err(refused)?);
@@ -309,7 +312,9 @@ impl ZmqSender {
         while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= now) {
             let ((_, id), peer) = entry.remove_entry();
             if self.links.contains_key(&id) {
-                log::warn!("the old connection to {peer} does not end; dialling it again may not be heard there");
+                log::warn!(
+                    "the old connection to {peer} does not end; dialling it again may not be heard there"
+                );
             }
             if self.slots.get(&peer).is_some_and(|slot| slot.holder == id)
                 && let Some(slot) = self.slots.remove(&peer)
@@ -339,7 +344,10 @@ impl ControlSender for ZmqSender {
     /// A lost session stays lost: its event was given.
     fn redial(&mut self, now: Timestamp, session: SessionId) {
         match self.sessions.get(&session) {
-            Some(Session { peer, stage: Stage::Linked { .. } | Stage::Waiting { .. } | Stage::Resolving { .. } }) => {
+            Some(Session {
+                peer,
+                stage: Stage::Linked { .. } | Stage::Waiting { .. } | Stage::Resolving { .. },
+            }) => {
                 let peer = peer.clone();
                 self.dial(now, session, &peer);
             }
@@ -394,7 +402,8 @@ impl ControlSender for ZmqSender {
     }
 
     fn open_connections(&self) -> usize {
-        let opening = |entry: &&Session| matches!(entry.stage, Stage::Resolving { .. } | Stage::Waiting { .. });
+        let opening =
+            |entry: &&Session| matches!(entry.stage, Stage::Resolving { .. } | Stage::Waiting { .. });
         self.links.len() + self.sessions.values().filter(opening).count()
     }
 }
