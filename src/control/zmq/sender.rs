@@ -20,8 +20,8 @@ use crate::protocol::timer::Timestamp;
 const CLOSE_SLACK: Duration = Duration::from_secs(1);
 
 /// Between the end of a link and the next to the same peer: a peer without handover must have noticed the end, else it
-/// never reads the new one.
-const SETTLE: Duration = Duration::from_millis(50);
+/// never reads the new one. vLLM looks at its socket each millisecond when it is not busy.
+const SETTLE: Duration = Duration::from_millis(100);
 
 /// The token that is no link: resolved names and events made outside `poll`.
 const WAKE: Token = Token(usize::MAX);
@@ -64,7 +64,7 @@ pub struct ZmqSender {
     links: HashMap<usize, Link>,
     next_link: usize,
     slots: HashMap<PeerId, Slot>,
-    /// When a slot is freed although its holder has not ended (or just has, see [`SETTLE`]).
+    /// When a slot is freed: [`SETTLE`] after its holder ended, or when a holder that does not end is given up.
     due: BTreeMap<(Timestamp, usize), PeerId>,
     /// Links of lost sessions, to be closed by the next `poll`, which knows the time.
     lost_links: Vec<usize>,
@@ -301,10 +301,8 @@ impl ZmqSender {
         if let Some(give_up) = link.give_up() {
             self.due.remove(&(give_up, id));
         }
-        match self.slots.get(&link.peer) {
-            Some(slot) if slot.holder == id && slot.waiting.is_empty() => drop(self.slots.remove(&link.peer)),
-            Some(slot) if slot.holder == id => drop(self.due.insert((now + SETTLE, id), link.peer)),
-            _ => {}
+        if self.slots.get(&link.peer).is_some_and(|slot| slot.holder == id) {
+            self.due.insert((now + SETTLE, id), link.peer);
         }
     }
 
