@@ -22,6 +22,7 @@ enum state { WAITING, LOOKING, LOADING, ENDED };
 
 struct prompt {
     enum state state;
+    uint64_t job_id;       /* the index of the prompt */
     uint32_t first, count; /* its blocks of the text */
     p2p_request *request;
 };
@@ -47,8 +48,8 @@ static int start(struct engine *engine, struct prompt *prompt)
 {
     char params[512];
     snprintf(params, sizeof params,
-             "{\"remote_kv_source\": {\"kv_request_id\": \"loop-%d\", \"remote_host\": \"%s\", \"remote_port\": %s}}",
-             (int)(prompt - engine->prompts), engine->host, engine->port);
+             "{\"remote_kv_source\": {\"kv_request_id\": \"loop-%" PRIu64 "\", \"remote_host\": \"%s\", \"remote_port\": %s}}",
+             prompt->job_id, engine->host, engine->port);
     if (!open_request(engine->tier, params, &prompt->request))
         return 0;
     prompt->state = LOOKING;
@@ -73,8 +74,7 @@ static int look_up(struct engine *engine, struct prompt *prompt)
         return 1;
     }
     keys.count = hits;
-    uint64_t job_id = (uint64_t)(prompt - engine->prompts);
-    if (is_error(p2p_submit_load(prompt->request, job_id, &keys, block_indexes), "p2p_submit_load"))
+    if (is_error(p2p_submit_load(prompt->request, prompt->job_id, &keys, block_indexes), "p2p_submit_load"))
         return 0;
     prompt->state = LOADING;
     return 1;
@@ -97,13 +97,11 @@ static int scheduler_step(struct engine *engine)
 static int drain_results(struct engine *engine)
 {
     p2p_job_result results[4];
-    size_t count;
+    size_t count = 0;
     do {
-        count = 0;
         if (is_error(p2p_poll_finished(engine->tier, results, sizeof results[0], 4, &count), "p2p_poll_finished"))
             return 0;
         for (size_t i = 0; i < count; i++) {
-            struct prompt *prompt = &engine->prompts[results[i].job_id];
             if (results[i].outcome == P2P_OUTCOME_DONE) {
                 engine->blocks_loaded += (uint32_t)(results[i].bytes / BLOCK_LEN);
                 printf("request %" PRIu64 ": %.1f MiB in %.1f ms\n", results[i].job_id,
@@ -112,7 +110,7 @@ static int drain_results(struct engine *engine)
                 engine->jobs_failed++;
                 report_result(&results[i]);
             }
-            end(engine, prompt);
+            end(engine, &engine->prompts[results[i].job_id]);
         }
     } while (count > 0);
     return 1;
@@ -162,8 +160,7 @@ static int open_tier(struct engine *engine)
 
 int main(int argc, char **argv)
 {
-    struct engine engine;
-    memset(&engine, 0, sizeof engine);
+    static struct engine engine;
     if (argc != 4) {
         fprintf(stderr, "usage: %s HOST PORT FILE\n", argv[0]);
         return EXIT_FAILURE;
@@ -173,6 +170,7 @@ int main(int argc, char **argv)
     if (parse_port(argv[2]) == 0 || !text_load(argv[3], &engine.text))
         return EXIT_FAILURE;
     for (uint32_t i = 0; i < REQUESTS; i++) {
+        engine.prompts[i].job_id = i;
         engine.prompts[i].first = engine.text.count * i / REQUESTS;
         engine.prompts[i].count = engine.text.count * (i + 1) / REQUESTS - engine.prompts[i].first;
     }
