@@ -24,7 +24,7 @@ examples: build ## build the C examples into build/examples
 	$(MAKE) -C examples-c P2PKV_LIB=$(abspath $(RELEASE))
 
 header: ## write include/p2pkv.h anew from src/capi
-	scripts/header.sh write
+	P2PKV_WRITE_HEADER=1 $(CARGO) build --locked
 
 bench: ## the loopback benchmark
 	$(CARGO) bench --locked --bench loopback

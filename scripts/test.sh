@@ -61,7 +61,6 @@ step "clippy" "$cargo" clippy --locked --all-targets -- -D warnings
 step "docs" env RUSTDOCFLAGS=-Dwarnings "$cargo" doc --locked --no-deps
 step "rust tests" rust_tests
 step "release build" release
-step "header" scripts/header.sh check
 step "C and Python" python_tests
 
 echo

@@ -259,7 +259,7 @@ class Tier:
                         ctypes.byref(count),
                     )
                 )
-            if count.value > 0 or left <= _WAIT_SLICE_S:
+            if count.value > 0 or time.monotonic() >= give_up:
                 return [_result(batch[i]) for i in range(count.value)]
 
     def make_progress(self) -> None:
@@ -279,7 +279,7 @@ class Tier:
                 status = check(library().p2p_tier_drain(tier, _ms(min(left, _WAIT_SLICE_S))))
             if status == Status.OK:
                 return True
-            if left <= _WAIT_SLICE_S:
+            if time.monotonic() >= give_up:
                 return False
 
     def publish(self, keys: KeysLike, block_indexes: Sequence[int]) -> None:

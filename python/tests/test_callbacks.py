@@ -6,7 +6,7 @@ import threading
 import unittest
 import weakref
 from contextlib import contextmanager
-from typing import Iterator, Optional, Sequence
+from typing import Callable, Iterator, Optional, Sequence
 
 import p2pkv
 from p2pkv import LookupState, StoreJob
@@ -132,12 +132,13 @@ class ServeOpsTest(unittest.TestCase):
 
     def test_ops_are_let_go_when_cleared_replaced_or_closed(self) -> None:
         with self.pair() as (producer, _):
-            seen = []
-            for end in (
+            seen: list[weakref.ref[Cache]] = []
+            ends: tuple[Callable[[], None], ...] = (
                 lambda: producer.set_serve_ops(None),
                 lambda: producer.set_serve_ops(Cache([])),
                 producer.close,
-            ):
+            )
+            for end in ends:
                 cache = Cache(self.keys)
                 seen.append(weakref.ref(cache))
                 producer.set_serve_ops(cache, on_progress_thread=True)

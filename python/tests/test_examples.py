@@ -41,12 +41,13 @@ def end(process: subprocess.Popen[str]) -> tuple[int, str]:
     except subprocess.TimeoutExpired:
         process.kill()
         output, _ = process.communicate()
-        raise AssertionError(f"still running: {process.args}\n{output}") from None
+        raise AssertionError(f"still running: {process.args!r}\n{output}") from None
     return process.returncode, output
 
 
 class BuiltProgramsTest(unittest.TestCase):
     directory: tempfile.TemporaryDirectory[str]
+    text: Path
 
     @classmethod
     def setUpClass(cls) -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 import unittest
 import weakref
-from typing import Any
+from typing import Any, Callable
 
 import p2pkv
 from p2pkv import LookupState, Outcome, OutcomeClass
@@ -221,7 +221,7 @@ class FailureTest(unittest.TestCase):
 
     def test_bad_arguments_are_refused_with_the_reason(self) -> None:
         with open_tier() as tier, tier.request() as request:
-            cases = [
+            cases: list[tuple[type[p2pkv.P2PError], Callable[[], object]]] = [
                 (p2pkv.InvalidParams, lambda: tier.request("not json")),
                 (p2pkv.InvalidParams, lambda: tier.request({"remote_kv_source": {"kv_request_id": "r"}})),
                 (p2pkv.WrongRole, lambda: request.submit_load(1, self.keys, range(4))),
@@ -239,9 +239,10 @@ class FailureTest(unittest.TestCase):
                 (p2pkv.AddressInUse, lambda: open_tier(port=tier.address[1])),
             ]
             for number, (expected, call) in enumerate(cases):
-                with self.subTest(number), self.assertRaises(expected) as caught:
-                    call()
-                self.assertTrue(caught.exception.detail)
+                with self.subTest(number):
+                    with self.assertRaises(expected) as caught:
+                        call()
+                    self.assertTrue(caught.exception.detail)
 
     def test_a_published_key_cannot_move(self) -> None:
         with open_tier() as tier:
