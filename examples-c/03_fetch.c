@@ -121,14 +121,18 @@ static int fetch_all(struct fetch *fetch)
     return 1;
 }
 
-/* All keys were misses: the peer answered and has none, or there is no peer. A load of them is refused, and says why. */
+/* All keys were misses: the peer answered and has none, or there is no peer. Then a load ends at once and says why. */
 static void explain_no_hits(const struct fetch *fetch, const char *host, const char *port)
 {
-    fprintf(stderr, "no block of this text could be had from %s:%s\n", host, port);
-    report_peers(fetch->tier);
     p2p_keys keys = text_keys(&fetch->text, 0, 1);
     const uint32_t block_index = 0;
-    is_error(p2p_submit_load(fetch->request, 0, &keys, &block_index), "p2p_submit_load");
+    p2p_job_result result;
+    size_t count = 0;
+    fprintf(stderr, "no block of this text could be had from %s:%s\n", host, port);
+    report_peers(fetch->tier);
+    if (!is_error(p2p_submit_load(fetch->request, 0, &keys, &block_index), "p2p_submit_load") &&
+        p2p_wait_finished(fetch->tier, &result, sizeof result, 1, 5000, &count) == P2P_STATUS_OK)
+        report_result(&result);
 }
 
 /* Checks each byte that was loaded and prints the table. Returns 1 when all is well. */

@@ -69,12 +69,14 @@ static int look_up(struct engine *engine, struct prompt *prompt)
     for (; hits < prompt->count && states[hits] == P2P_LOOKUP_HIT; hits++)
         block_indexes[hits] = prompt->first + hits;
     engine->blocks_missed += prompt->count - hits;
-    if (hits == 0) {
+    block_indexes[0] = prompt->first;
+    keys.count = hits > 0 ? hits : 1; /* without a hit only to learn why: if the peer is lost, the load ends with that */
+    p2p_status status = p2p_submit_load(prompt->request, prompt->job_id, &keys, block_indexes);
+    if (status == P2P_STATUS_NOT_A_HIT) {
         end(engine, prompt);
         return 1;
     }
-    keys.count = hits;
-    if (is_error(p2p_submit_load(prompt->request, prompt->job_id, &keys, block_indexes), "p2p_submit_load"))
+    if (is_error(status, "p2p_submit_load"))
         return 0;
     prompt->state = LOADING;
     return 1;

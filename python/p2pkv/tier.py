@@ -291,7 +291,8 @@ class Tier:
             check(library().p2p_publish(tier, ctypes.byref(named.struct), blocks))
 
     def unpublish(self, keys: KeysLike) -> list[UnpublishState]:
-        """Takes keys back, one state for each. BUSY: a peer is reading the block; it stays, ask again."""
+        """Takes keys back: all of them, or none if a state is BUSY, which is a block that a peer is reading. Ask again
+        then. REMOVED beside a BUSY means that the key alone could have been taken back."""
         named = packed(keys)
         states = (ctypes.c_uint32 * len(named))()
         with self._handle as tier:
