@@ -63,23 +63,20 @@ static int look_up(struct engine *engine, struct prompt *prompt)
     p2p_keys keys = text_keys(&engine->text, prompt->first, prompt->count);
     if (is_error(p2p_lookup(prompt->request, &keys, states), "p2p_lookup"))
         return 0;
-    for (uint32_t i = 0; i < prompt->count; i++)
+    for (uint32_t i = 0; i < prompt->count; i++) {
         if (states[i] == P2P_LOOKUP_RETRY)
             return 1; /* the next step asks again */
-    for (; hits < prompt->count && states[hits] == P2P_LOOKUP_HIT; hits++)
-        block_indexes[hits] = prompt->first + hits;
+        block_indexes[i] = prompt->first + i;
+    }
+    while (hits < prompt->count && states[hits] == P2P_LOOKUP_HIT)
+        hits++;
     engine->blocks_missed += prompt->count - hits;
-    block_indexes[0] = prompt->first;
     keys.count = hits > 0 ? hits : 1; /* without a hit only to learn why: if the peer is lost, the load ends with that */
     p2p_status status = p2p_submit_load(prompt->request, prompt->job_id, &keys, block_indexes);
-    if (status == P2P_STATUS_NOT_A_HIT) {
-        end(engine, prompt);
-        return 1;
-    }
-    if (is_error(status, "p2p_submit_load"))
-        return 0;
     prompt->state = LOADING;
-    return 1;
+    if (status == P2P_STATUS_NOT_A_HIT)
+        end(engine, prompt);
+    return status == P2P_STATUS_NOT_A_HIT || !is_error(status, "p2p_submit_load");
 }
 
 static int scheduler_step(struct engine *engine)
