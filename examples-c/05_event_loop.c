@@ -59,7 +59,7 @@ static int start(struct engine *engine, struct prompt *prompt)
 /* Asks once. When all keys are answered, loads the hits up to the first miss: a prefix is all a prompt can use. */
 static int look_up(struct engine *engine, struct prompt *prompt)
 {
-    uint32_t states[MAX_SHARE], block_indexes[MAX_SHARE], hits = 0;
+    uint32_t states[MAX_SHARE], block_indexes[MAX_SHARE] = {0}, hits = 0;
     p2p_keys keys = text_keys(&engine->text, prompt->first, prompt->count);
     if (is_error(p2p_lookup(prompt->request, &keys, states), "p2p_lookup"))
         return 0;
