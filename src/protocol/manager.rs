@@ -300,6 +300,17 @@ impl Manager {
         self.cx.stats.messages_dropped += messages;
     }
 
+    /// Sessions, also those that are dying.
+    #[must_use]
+    pub fn sessions_open(&self) -> usize {
+        self.sessions.len()
+    }
+
+    #[must_use]
+    pub fn has_session(&self, session: SessionId) -> bool {
+        self.sessions.contains_key(&session)
+    }
+
     /// A transfer is under way or a load is open, anywhere.
     #[must_use]
     pub fn has_transfers_or_loads(&self) -> bool {

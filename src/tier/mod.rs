@@ -11,7 +11,7 @@ mod results;
 mod serve;
 mod start;
 
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -291,7 +291,7 @@ impl Tier {
     #[must_use]
     pub fn event_fd(&self) -> RawFd {
         match self.shared.mode {
-            ProgressMode::Thread => self.shared.results.fd().as_raw_fd(),
+            ProgressMode::Thread => self.shared.results.fd(),
             ProgressMode::Caller => self.shared.poller.fd(),
         }
     }
@@ -366,10 +366,14 @@ impl Tier {
     pub fn poll_finished(&self, out: &mut Vec<JobResult>, capacity: usize) -> Result<()> {
         self.shared.check()?;
         if self.shared.mode == ProgressMode::Caller {
-            self.shared.poller.clear();
+            // Takes the news out of the set; what they are about is looked at next.
+            self.shared.poller.wait(Some(Duration::ZERO));
             self.shared.progress();
         }
         self.shared.results.pop(out, capacity);
+        if self.shared.mode == ProgressMode::Caller && self.shared.results.len() > 0 {
+            self.shared.poller.wake();
+        }
         Ok(())
     }
 

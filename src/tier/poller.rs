@@ -1,51 +1,60 @@
-//! Sleeping until something happens: one epoll set over all sources, a wake-up and a deadline.
+//! Sleeping until something happens: one set over all sources, a wake-up and a deadline.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::io::ErrorKind as IoErrorKind;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, TryLockError};
 use std::time::Duration;
 
-use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, Timespec};
+use mio::unix::SourceFd;
+use mio::{Events, Interest, Poll, Registry, Token, Waker};
+use rustix::event::Timespec;
 use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use crate::protocol::error::{Error, ErrorKind, Result};
 
+/// Events are edge-triggered: after a wait, every source has to be read until it has nothing left.
 #[derive(Debug)]
 pub struct Poller {
-    epoll: OwnedFd,
-    wake: OwnedFd,
+    poll: Mutex<(Poll, Events)>,
+    registry: Registry,
+    fd: RawFd,
+    waker: Waker,
     timer: OwnedFd,
 }
 
 impl Poller {
     pub fn new() -> Result<Self> {
-        let epoll = epoll::create(CreateFlags::CLOEXEC).map_err(|error| os_error("cannot make an epoll set", error))?;
-        let wake = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-            .map_err(|error| os_error("cannot make the wake-up eventfd", error))?;
-        let timer =
-            rustix::time::timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)
-                .map_err(|error| os_error("cannot make the deadline timer", error))?;
-        let poller = Poller { epoll, wake, timer };
-        poller.add(poller.wake.as_fd())?;
-        poller.add(poller.timer.as_fd())?;
+        let failed = |doing: &str, error: std::io::Error| io_error(doing, &error);
+        let poll = Poll::new().map_err(|error| failed("cannot make an epoll set", error))?;
+        let registry = poll.registry().try_clone().map_err(|error| failed("cannot share an epoll set", error))?;
+        let waker = Waker::new(&registry, Token(0)).map_err(|error| failed("cannot make the wake-up", error))?;
+        let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
+        let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
+            .map_err(|error| os_error("cannot make the deadline timer", error))?;
+        let fd = poll.as_raw_fd();
+        let poller = Poller { poll: Mutex::new((poll, Events::with_capacity(16))), registry, fd, waker, timer };
+        poller.add(poller.timer.as_raw_fd())?;
         Ok(poller)
     }
 
     /// Watches an fd that stays open as long as this poller.
-    pub fn add(&self, fd: BorrowedFd<'_>) -> Result<()> {
-        epoll::add(&self.epoll, fd, EventData::new_u64(0), EventFlags::IN)
-            .map_err(|error| os_error("cannot watch an fd", error))
+    pub fn add(&self, fd: RawFd) -> Result<()> {
+        self.registry
+            .register(&mut SourceFd(&fd), Token(1), Interest::READABLE)
+            .map_err(|error| io_error("cannot watch an fd", &error))
     }
 
-    /// The set itself: readable when any source is, or the deadline has come.
+    /// The set itself: readable when any source has news, or the deadline has come.
     pub fn fd(&self) -> RawFd {
-        self.epoll.as_raw_fd()
+        self.fd
     }
 
     /// Ends a wait that is going on, or the next one.
     pub fn wake(&self) {
-        // A full counter means that the wake-up is there already.
-        let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
+        if let Err(error) = self.waker.wake() {
+            log::error!("cannot wake the progress thread: {error}");
+        }
     }
 
     /// Lets the set become readable after `delay`; `None` = never by time.
@@ -58,21 +67,20 @@ impl Poller {
         }
     }
 
-    /// Waits until a source is readable, at most `limit`.
-    pub fn wait(&self, limit: Option<Duration>) {
-        let limit = limit.map(timespec);
-        let mut events = [const { std::mem::MaybeUninit::uninit() }; 8];
-        match epoll::wait(&self.epoll, &mut events, limit.as_ref()) {
-            Ok(_) | Err(Errno::INTR) => {}
+    /// Waits until a source has news, at most `limit`. If another thread waits already, returns at once with `false`.
+    pub fn wait(&self, limit: Option<Duration>) -> bool {
+        let mut guard = match self.poll.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let (poll, events) = &mut *guard;
+        match poll.poll(events, limit) {
+            Ok(()) => {}
+            Err(error) if error.kind() == IoErrorKind::Interrupted => {}
             Err(error) => log::error!("cannot wait for events: {error}"),
         }
-        self.clear();
-    }
-
-    /// Takes back wake-ups and an expired deadline.
-    pub fn clear(&self) {
-        let _ = rustix::io::read(&self.wake, &mut [0; 8]);
-        let _ = rustix::io::read(&self.timer, &mut [0; 8]);
+        true
     }
 }
 
@@ -83,9 +91,13 @@ fn timespec(span: Duration) -> Timespec {
 
 /// An error of the operating system, with what was being done.
 pub fn os_error(doing: &str, error: Errno) -> Error {
-    let kind = match error {
-        Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC => ErrorKind::OutOfResources,
-        Errno::PERM | Errno::ACCESS => ErrorKind::PermissionDenied,
+    io_error(doing, &error.into())
+}
+
+fn io_error(doing: &str, error: &std::io::Error) -> Error {
+    let kind = match error.raw_os_error().map(Errno::from_raw_os_error) {
+        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC) => ErrorKind::OutOfResources,
+        Some(Errno::PERM | Errno::ACCESS) => ErrorKind::PermissionDenied,
         _ => ErrorKind::Os,
     };
     Error::new(kind, format!("{doing}: {error}"))

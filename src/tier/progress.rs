@@ -54,11 +54,15 @@ impl Shared {
     /// The inbox comes before deadlines: an answer that has arrived is not late.
     fn take_inbox(&self) {
         let Ok(mut receiver) = self.receiver.lock() else { return };
-        for _ in 0..INBOX_BATCH {
-            match receiver.receive() {
-                Some(received) => self.take_message(&received),
-                None => break,
-            }
+        let mut left = INBOX_BATCH;
+        while left > 0 {
+            let Some(received) = receiver.receive() else { break };
+            self.take_message(&received);
+            left -= 1;
+        }
+        if left == 0 {
+            // More may be there, and nothing would tell of it again.
+            self.poller.wake();
         }
         let dropped = receiver.dropped();
         let before = self.dropped.swap(dropped, Ordering::Relaxed);
@@ -89,6 +93,11 @@ impl Shared {
         let due = self.clock.left(deadline).unwrap_or(Duration::ZERO);
         let again = self.serves_again.load(Ordering::Acquire).then_some(SERVE_AGAIN);
         let limit = [Some(due), again, limit].into_iter().flatten().min();
-        self.poller.wait(limit);
+        if !self.poller.wait(limit)
+            && let Ok(core) = self.core.lock()
+        {
+            // Another caller is at it: what it finds, it tells.
+            drop(self.changed.wait_timeout(core, limit.unwrap_or(SERVE_AGAIN)));
+        }
     }
 }

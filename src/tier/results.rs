@@ -1,7 +1,7 @@
 //! Finished jobs on their way to the engine, and the fd that tells of them.
 
 use std::collections::VecDeque;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use rustix::event::EventfdFlags;
@@ -37,8 +37,8 @@ impl ResultQueue {
         Ok(ResultQueue { queue: Mutex::default(), arrived: Condvar::new(), event })
     }
 
-    pub fn fd(&self) -> BorrowedFd<'_> {
-        self.event.as_fd()
+    pub fn fd(&self) -> RawFd {
+        self.event.as_raw_fd()
     }
 
     pub fn push(&self, results: impl IntoIterator<Item = JobResult>) {

@@ -1,7 +1,6 @@
 //! From a configuration to a running tier.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
-use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
 
@@ -68,7 +67,9 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
     let poller = Poller::new()?;
     let results = ResultQueue::new()?;
     let tcp: Box<dyn DataTransport> = Box::new(tcp);
-    watch(&poller, &[sender.event_fd(), receiver.event_fd(), tcp.event_fd()])?;
+    for fd in [sender.event_fd(), receiver.event_fd(), tcp.event_fd()] {
+        poller.add(fd)?;
+    }
     if config.progress == ProgressMode::Caller {
         poller.add(results.fd())?;
     }
