@@ -3,6 +3,7 @@
 //! Arrows point one way: `capi → tier → {control, data, protocol}`. `control` and `data` know nothing of sessions;
 //! `protocol` is pure and knows nothing of anything.
 
+pub mod capi;
 pub mod control;
 pub mod data;
 pub mod protocol;

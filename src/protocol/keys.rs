@@ -49,6 +49,12 @@ impl<'a> KeysView<'a> {
         (key_len > 0 && data.len().is_multiple_of(key_len)).then_some(KeysView { data, key_len })
     }
 
+    /// All keys, one behind the other.
+    #[must_use]
+    pub fn as_bytes(&self) -> &'a [u8] {
+        self.data
+    }
+
     #[must_use]
     pub fn key_len(&self) -> usize {
         self.key_len

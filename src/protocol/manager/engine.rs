@@ -163,7 +163,7 @@ impl Manager {
             return Ok(());
         }
         let text = format!("keys of {} bytes: at most {limit} are allowed (max_key_len)", keys.key_len());
-        Err(Error::new(ErrorKind::InvalidArgument, text))
+        Err(Error::new(ErrorKind::LimitExceeded, text))
     }
 
     /// Sends what lookups have registered since the last flush.
