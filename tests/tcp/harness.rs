@@ -3,6 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use p2pkv::data::tcp::{TcpConfig, TcpTransport};
@@ -240,6 +241,16 @@ impl RawWriter {
 
     pub fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).unwrap();
+    }
+
+    /// Until the other kernel has all bytes: the next one comes in a segment of its own.
+    pub fn wait_until_acknowledged(&self) {
+        eventually("all bytes are acknowledged", || {
+            let mut unsent = 0_i32;
+            // SAFETY: SIOCOUTQ writes one int.
+            let result = unsafe { libc::ioctl(self.stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut unsent) };
+            result == 0 && unsent == 0
+        });
     }
 
     /// Code and value.
