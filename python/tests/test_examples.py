@@ -120,7 +120,7 @@ class ExamplesTest(BuiltProgramsTest):
     def test_fetch_without_a_server_says_why(self) -> None:
         fetch = start(self.path("03_fetch"), "127.0.0.1", free_port(), self.text)
         self.assert_ended(
-            fetch, 1, ["no block of this text could be had", "load 0: NO_PEER .FIX_CONFIGURATION.*: .*127.0.0.1"]
+            fetch, 1, ["no block of this text could be had", "fetch-1: NO_PEER: peer 127.0.0.1:.* nothing was heard of it"]
         )
 
     def test_serve_says_that_its_port_is_taken(self) -> None:
@@ -150,7 +150,7 @@ class ExamplesTest(BuiltProgramsTest):
 
     def test_the_event_loop_without_a_server_computes_everything(self) -> None:
         loop = start(self.path("05_event_loop"), "127.0.0.1", free_port(), self.text)
-        self.assert_ended(loop, 1, ["load 7: NO_PEER .FIX_CONF", "0 blocks loaded, 400 to compute"])
+        self.assert_ended(loop, 1, ["loop-7: NO_PEER: peer ", "0 blocks loaded, 400 to compute"])
 
     def test_bad_arguments_are_explained(self) -> None:
         for arguments, says in (
