@@ -52,8 +52,9 @@ static int collect(struct fetch *fetch, uint64_t timeout_ms)
         fetch->loads_live--;
         fetch->bytes += results[i].bytes;
         if (results[i].outcome != P2P_OUTCOME_DONE) {
-            fetch->loads_failed++;
+            fprintf(stderr, "%s", fetch->loads_failed++ == 0 ? "\n" : ""); /* ends the progress line */
             report_result(&results[i]);
+            continue;
         }
         printf("\r%5.1f %%  %.1f MiB ", 100.0 * (double)fetch->bytes / ((double)fetch->text.count * BLOCK_LEN),
                (double)fetch->bytes / (1 << 20));
@@ -148,6 +149,7 @@ int main(int argc, char **argv)
     void *region = NULL;
     if (!is_error(p2p_region_alloc((uint64_t)fetch.text.count * BLOCK_LEN, 0, &region), "p2p_region_alloc")) {
         fetch.region = region;
+        memset(region, 0xff, (size_t)fetch.text.count * BLOCK_LEN); /* an engine's pool is in memory already */
         ok = open_fetch(&fetch, argv[1], argv[2]) && fetch_all(&fetch) && report(&fetch, argv[1], argv[2]);
     }
     p2p_request_finish(fetch.request);

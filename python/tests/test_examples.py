@@ -299,5 +299,33 @@ class ReadmeTest(BuiltProgramsTest):
         self.assert_ended(start(self.path("static")), 0, ["libp2pkv "])
 
 
+class InstallTest(BuiltProgramsTest):
+    def test_a_program_builds_with_pkg_config_and_runs_against_the_installed_library(self) -> None:
+        if library_dir() != (ROOT / os.environ.get("CARGO_TARGET_DIR", "target") / "release").resolve():
+            self.skipTest("make install takes the release build, and another library is under test")
+        prefix = self.path("prefix")
+        subprocess.run(["make", "-s", "-C", str(ROOT), "install", f"PREFIX={prefix}"], check=True, timeout=WAIT_S)
+        program, source = self.path("installed"), ROOT / "examples-c" / "01_version.c"
+        subprocess.run(
+            ["cc", str(source), "-o", str(program), *self.flags(prefix)], check=True, timeout=WAIT_S
+        )
+        environment = dict(os.environ, LD_LIBRARY_PATH=str(prefix / "lib"))
+        done = subprocess.run([program], env=environment, capture_output=True, text=True, check=True, timeout=WAIT_S)
+        self.assertRegex(done.stdout, "^libp2pkv ")
+        # By its soname, not by the name that the linker was given.
+        (prefix / "lib" / "libp2pkv.so").unlink()
+        subprocess.run([program], env=environment, capture_output=True, check=True, timeout=WAIT_S)
+
+    def flags(self, prefix: Path) -> list[str]:
+        described = (prefix / "lib" / "pkgconfig" / "p2pkv.pc").read_text()
+        self.assertIn(f"Version: {p2pkv.version()}\n", described)
+        if shutil.which("pkg-config") is None:
+            return [f"-I{prefix}/include", f"-L{prefix}/lib", "-lp2pkv"]
+        environment = dict(os.environ, PKG_CONFIG_PATH=str(prefix / "lib" / "pkgconfig"))
+        command = ["pkg-config", "--cflags", "--libs", "p2pkv"]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=WAIT_S)
+        return done.stdout.split()
+
+
 if __name__ == "__main__":
     unittest.main()
