@@ -462,7 +462,8 @@ impl Session {
             _ if said.starts_with(INCOMPATIBLE) => Outcome::Incompatible,
             _ => Outcome::NoPeer,
         };
-        Some(Cause::new(outcome, format!("the peer disconnected: {said}")))
+        // In quotes, since its "here" and "there" are not ours, and escaped, since it goes to a log.
+        Some(Cause::new(outcome, format!("the peer disconnected: {said:?}")))
     }
 
     /// The block indexes of a fetch, checked against the region that the peer described.
@@ -491,9 +492,6 @@ impl Session {
         if self.is_dying() {
             return;
         }
-        let cause = Cause { detail: format!("peer {}: {}", self.peer, cause.detail), ..cause };
-        log::warn!("session {} ended: {}", self.id, cause.detail);
-        cx.stats.sessions_lost += 1;
         if tell {
             let reason = match cause.outcome {
                 Outcome::Incompatible => format!("{INCOMPATIBLE}{}", cause.detail),
@@ -501,6 +499,9 @@ impl Session {
             };
             self.transmit(cx, Message::Disconnect(Disconnect { reason: Some(reason) }));
         }
+        let cause = Cause { detail: format!("peer {}: {}", self.peer, cause.detail), ..cause };
+        log::log!(self.death_level(&cause, tell), "session {} ended: {}", self.id, cause.detail);
+        cx.stats.sessions_lost += 1;
         self.cancel_redial(cx);
         cx.timers.cancel(self.handshake_deadline, TimerKey::Handshake(self.id));
         let fenced = self.is_fenced();
@@ -511,6 +512,15 @@ impl Session {
         self.cause = Some(cause);
         cx.emit(Output::ClosePeer { session: self.id, flush: tell });
         cx.timers.set(cx.now + cx.config.timeouts.fault_drain, TimerKey::FaultDrain(self.id));
+    }
+
+    /// Loud unless we end it ourselves, or the peer left while nobody here had a use for it.
+    fn death_level(&self, cause: &Cause, tell: bool) -> log::Level {
+        match cause.outcome {
+            Outcome::ShutDown => log::Level::Info,
+            Outcome::PeerLost if !tell && self.has_no_work() => log::Level::Info,
+            _ => log::Level::Warn,
+        }
     }
 
     /// Nothing keeps a dying session any more.

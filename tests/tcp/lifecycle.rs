@@ -207,6 +207,37 @@ fn a_stream_that_broke_while_idle_is_opened_again_by_the_next_write() {
 }
 
 #[test]
+fn a_stream_that_breaks_fails_the_transfer_on_it_at_once() {
+    let mut writer = Side::with(4096, 4, &TcpConfig { streams: 1, ..loopback() });
+    let mut receiver = StuckReceiver::register(&mut writer, 1);
+    writer.write(1, 0, &all_blocks(4));
+    receiver.streams[0].read_exact(&mut [0; 100]).unwrap();
+    receiver.streams.clear();
+    assert!(!writer.failure_of(1).1, "the peer may be well");
+    writer.write(2, 0, &all_blocks(1));
+    receiver.accept();
+    receiver.streams[0].read_exact(&mut [0; 44 + 4096]).unwrap();
+    assert_eq!(writer.settle(), []);
+}
+
+#[test]
+fn a_peer_is_registered_only_when_all_streams_are_accepted() {
+    let mut writer = Side::new(4096, 4);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    writer.transport.register_peer(SESSION, offer_at(vec![listener.local_addr().unwrap()], b"any"));
+    let mut receiver = StuckReceiver { listener, streams: Vec::new() };
+    receiver.accept();
+    assert_eq!(writer.settle(), []);
+    let (mut second, _) = receiver.listener.accept().unwrap();
+    second.read_exact(&mut [0; 28 + 3]).unwrap();
+    second.write_all(b"kvAN").unwrap();
+    second.write_all(&[4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    let DataEvent::PeerRefused { reason, .. } = writer.next_event() else { panic!("not refused") };
+    assert!(reason.contains("at most 1 streams"), "{reason}");
+    assert_eq!(receiver.streams[0].read(&mut [0]).unwrap_or(0), 0, "the first stream is closed too");
+}
+
+#[test]
 fn a_peer_that_acks_what_it_never_got_loses_the_connection() {
     let mut writer = Side::new(4096, 4);
     let mut receiver = StuckReceiver::register(&mut writer, 2);
