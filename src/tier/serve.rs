@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
 use crate::protocol::ids::BlockIndex;
 use crate::protocol::job::LookupState;
@@ -52,11 +52,7 @@ impl Shared {
     /// Asks the engine about everything that waits, and tells it of contexts that are over. Does nothing while another
     /// thread, or a callback further up on this one, is at it.
     pub(super) fn serve(&self) {
-        let _turn = match self.serve_turn.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
+        let Some(_turn) = self.serve_turn.try_lock_even_if_poisoned() else { return };
         let Some(ops) = self.serving().as_ref().map(|serving| Arc::clone(&serving.ops)) else { return };
         let work = match self.core.lock() {
             Ok(mut core) if core.manager.has_serve_work() => core.manager.serve_work(self.clock.now()),
@@ -76,11 +72,12 @@ impl Shared {
     /// The ops will not be called again: they are told of the end of every context they have open.
     pub(super) fn close_contexts(&self, serving: Option<&Serving>) {
         let Some(serving) = serving else { return };
-        let _turn = self.serve_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.serve_turn.lock_even_if_poisoned();
         self.tell_closed(&*serving.ops);
     }
 
-    fn tell_closed(&self, ops: &dyn ServeOps) {
+    /// For whoever has the turn.
+    pub(super) fn tell_closed(&self, ops: &dyn ServeOps) {
         let Ok(mut core) = self.core.lock() else { return };
         let closed = core.manager.serve_closed();
         self.serves_again.store(core.manager.has_serve_work(), Ordering::Release);

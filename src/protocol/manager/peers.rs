@@ -146,16 +146,15 @@ impl Manager {
         self.cx.stats.messages_dropped += 1;
     }
 
-    /// We dialled ourselves under another name.
+    /// We dialled ourselves under another name, if it is really we who say so: anyone can call himself by our name.
     fn on_message_from_self(&mut self, decoded: Result<Decoded, CodecError>) {
         self.cx.stats.messages_dropped += 1;
         let Ok(Decoded::Message(Message::Connect(connect))) = decoded else { return };
-        let Some(dialed) = connect.extension.as_ref().and_then(|extension| extension.dialed_as.as_deref())
-        else {
-            return;
-        };
+        let ours = connect.extension.as_ref().filter(|theirs| theirs.instance == self.cx.config.instance);
+        let Some(dialed) = ours.and_then(|extension| extension.dialed_as.as_deref()) else { return };
         if let Ok(peer) = PeerId::parse(dialed)
             && let Some(session) = self.by_peer.get(&peer).copied()
+            && self.sessions.get(&session).is_some_and(Session::is_unheard)
         {
             let text = format!("it is this tier itself, which calls itself {}", self.cx.config.local_id);
             self.kill(session, Cause::new(Outcome::Incompatible, text), false);
