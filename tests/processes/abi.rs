@@ -14,6 +14,9 @@ use serde_json::{Value, json};
 
 use crate::common::{KEY_LEN, keys, pattern};
 
+/// The load of a scheduling step that nobody waits for.
+const STEP_JOB: u64 = u64::MAX;
+
 /// A status that is an error, and what `p2p_last_error` said.
 pub type Refusal = (i32, String);
 
@@ -25,6 +28,8 @@ pub struct Tier {
     block_len: usize,
     /// How long each call took that must not wait.
     calls: Vec<Duration>,
+    /// Results that came in a scheduling step.
+    polled: Vec<p2p_job_result>,
 }
 
 pub fn text(text: &str) -> p2p_str {
@@ -34,6 +39,11 @@ pub fn text(text: &str) -> p2p_str {
 fn from_c(field: &[c_char]) -> String {
     let bytes: Vec<u8> = field.iter().map(|&byte| byte as u8).take_while(|&byte| byte != 0).collect();
     String::from_utf8(bytes).unwrap()
+}
+
+/// Lets the library log to standard error as far as P2PKV_LOG says.
+pub fn log_as_asked() {
+    checked(p2p_log_init(p2p_log_level::OFF as u32)).unwrap();
 }
 
 fn checked(status: p2p_status) -> Result<i32, Refusal> {
@@ -77,7 +87,7 @@ impl Tier {
             config.store_timeout_ms = number(options, "store_ms");
             p2p_tier_new(&config, &mut tier)
         })?;
-        Ok(Tier { tier, requests: BTreeMap::new(), region, block_len, calls: Vec::new() })
+        Ok(Tier { tier, requests: BTreeMap::new(), region, block_len, calls: Vec::new(), polled: Vec::new() })
     }
 
     pub fn id(&self) -> String {
@@ -213,7 +223,9 @@ impl Tier {
     /// Results until there are `count` or time is over.
     pub fn results(&mut self, count: usize, timeout_ms: u64) -> Result<Vec<Value>, Refusal> {
         let deadline = Instant::now() + Duration::from_millis(timeout_ms);
-        let mut found = Vec::new();
+        let polled = self.polled.len().min(count);
+        let mut found: Vec<Value> =
+            self.polled.drain(..polled).map(|result| result_to_json(&result)).collect();
         while found.len() < count {
             // SAFETY: plain numbers and characters: all zeros is valid.
             let mut results: [p2p_job_result; 16] = unsafe { zeroed() };
@@ -280,14 +292,22 @@ impl Tier {
     pub fn step(&mut self, peer_params: &str, tags: &[u64], blocks: &[u32]) -> Result<(), Refusal> {
         self.request("step", peer_params, 0)?;
         self.look_up("step", tags, 0)?;
-        // Not a hit yet, so refused.
-        let _ = self.load("step", u64::MAX, tags, blocks);
+        // Not a hit yet, so refused; or ended at once where there is no session.
+        let _ = self.load("step", STEP_JOB, tags, blocks);
         self.publish(tags, blocks)?;
         self.unpublish(tags)?;
         self.timed(|it| unsafe { p2p_serve(it.tier) })?;
         self.stats()?;
         self.peers()?;
-        self.finish("step").map(|_| ())
+        self.finish("step")?;
+        // SAFETY: plain numbers and characters: all zeros is valid.
+        let (mut results, mut n): ([p2p_job_result; 16], usize) = (unsafe { zeroed() }, 0);
+        let (out, capacity) = (results.as_mut_ptr(), results.len());
+        self.timed(|it| unsafe {
+            p2p_poll_finished(it.tier, out, size_of::<p2p_job_result>(), capacity, &mut n)
+        })?;
+        self.polled.extend(results.iter().take(n).filter(|result| result.job_id != STEP_JOB));
+        Ok(())
     }
 
     /// Frees the tier; its requests are finished before, or after, as an engine may do it.
@@ -296,17 +316,24 @@ impl Tier {
         // SAFETY: handles that were made here, each ended once, the tier alone; then nobody knows the region any more.
         unsafe {
             if finish_first {
-                requests.values().for_each(|request| drop(p2p_request_finish(*request)));
+                finish_all(&requests, p2p_status::OK);
             }
             let start = Instant::now();
             p2p_tier_free(self.tier);
             let took = start.elapsed();
             if !finish_first {
-                requests.values().for_each(|request| drop(p2p_request_finish(*request)));
+                finish_all(&requests, p2p_status::SHUT_DOWN);
             }
             drop(Box::from_raw(slice_from_raw_parts_mut(self.region.cast::<u8>(), self.region.len())));
             took
         }
+    }
+}
+
+fn finish_all(requests: &BTreeMap<String, *mut p2p_request>, expected: p2p_status) {
+    for request in requests.values() {
+        // SAFETY: each is ended once.
+        assert_eq!(unsafe { p2p_request_finish(*request) }, expected);
     }
 }
 

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::peer::{Config, Engine, HIT, MIB, blocks, free_port, tags};
+use crate::common::eventually;
+use crate::peer::{Config, Engine, HIT, MIB, Random, blocks, free_port, tags};
 
 /// A process is gone for its peers long before their heartbeats run out.
 const SOON: Duration = Duration::from_secs(5);
@@ -82,6 +83,10 @@ fn stores_and_pins_for_a_killed_consumer_end_once_and_soon() {
     killed.load("pd", 1, &tags(64, 64), &upper);
     killed.load("sym", 2, &tags(0, 64), &blocks(64));
     producer.store("pd", 10, &tags(64, 32), &(64..96).collect::<Vec<_>>());
+    eventually("the fetch has met the store", || {
+        let stats = producer.stats();
+        stats["stores_live"] == 1 && stats["stores_parked"] == 0
+    });
     killed.stop();
     producer.store("pd", 11, &tags(96, 32), &(96..128).collect::<Vec<_>>());
     assert!(producer.has_no_result_for(Duration::from_millis(100)), "the transfers were over too soon");
@@ -202,4 +207,92 @@ fn a_large_load_survives_neither_restart_of_its_producer_nor_gets_bytes_of_its_n
         consumer.assert_holds(&blocks(64), &tags(7000, 64));
         next.kill();
     }
+}
+
+/// From before the handshake to after the last byte.
+fn at_any_moment(random: &mut Random) {
+    std::thread::sleep(Duration::from_micros(random.below(40_000)));
+}
+
+#[test]
+fn a_producer_killed_at_any_moment_leaves_one_result() {
+    let config = Config { num_blocks: 32, block_len: MIB, handshake_ms: 1500, ..Config::default() };
+    let mut consumer = Engine::new(&config);
+    let mut random = Random(31);
+    for round in 0..20 {
+        let id = format!("r{round}");
+        let mut producer = Engine::new(&config);
+        producer.fill(&blocks(32), &tags(0, 32));
+        producer.serve(&id);
+        producer.store(&id, 10, &tags(0, 32), &blocks(32));
+        consumer.pull_from(&id, producer.id());
+        consumer.load(&id, round, &tags(0, 32), &blocks(32));
+        at_any_moment(&mut random);
+        producer.kill();
+        let start = Instant::now();
+        let result = consumer.result();
+        assert!(start.elapsed() < SOON, "{result:?} after {:?}", start.elapsed());
+        assert_eq!(result.job, round);
+        match result.name.as_str() {
+            "DONE" => consumer.assert_holds(&blocks(32), &tags(0, 32)),
+            "PEER_LOST" | "NO_PEER" | "TRANSPORT_FAILED" => {}
+            unexpected => panic!("{unexpected}: {result:?}"),
+        }
+        consumer.fill(&blocks(32), &tags(7000, 32));
+        consumer.finish(&id);
+    }
+    consumer.assert_comes_to_rest(0);
+    assert_eq!(consumer.stat("jobs"), 20);
+}
+
+#[test]
+fn a_consumer_killed_at_any_moment_leaves_one_result_for_each_store() {
+    let config = Config { num_blocks: 32, block_len: MIB, store_ms: 4000, ..Config::default() };
+    let mut producer = Engine::new(&config);
+    producer.fill(&blocks(32), &tags(0, 32));
+    let mut random = Random(32);
+    let mut parked = 0;
+    for round in 0..20 {
+        let id = format!("r{round}");
+        let mut consumer = Engine::new(&config);
+        producer.serve(&id);
+        consumer.pull_from(&id, producer.id());
+        consumer.load(&id, 1, &tags(0, 32), &blocks(32));
+        producer.store(&id, 2 * round, &tags(0, 16), &blocks(16));
+        producer.store(&id, 2 * round + 1, &tags(16, 16), &(16..32).collect::<Vec<_>>());
+        at_any_moment(&mut random);
+        consumer.kill();
+        let mut results = producer.results_within(2, SOON);
+        if results.is_empty() {
+            // Killed before its fetch arrived: the stores wait for somebody else, until the request is finished.
+            assert_eq!(producer.stat("stores_parked"), 2);
+            parked += 1;
+        }
+        producer.finish(&id);
+        results.extend(producer.results_within(2 - results.len(), SOON));
+        assert_eq!(results.iter().map(|r| r.job).collect::<Vec<_>>(), [2 * round, 2 * round + 1]);
+    }
+    assert!(parked < 10, "{parked} of 20 were killed too early");
+    producer.assert_comes_to_rest(0);
+    assert_eq!(producer.stat("jobs"), 40);
+}
+
+#[test]
+fn the_ends_of_a_chain_survive_its_middle() {
+    let [mut first, mut middle, mut last] = [0, 1, 2].map(|_| Engine::new(&Config::large()));
+    first.publish(&blocks(64), &tags(0, 64));
+    middle.publish(&blocks(64), &tags(500, 64));
+    middle.ask_from("up", first.id());
+    middle.look_up("up", &tags(0, 64));
+    last.ask_from("down", middle.id());
+    last.look_up("down", &tags(500, 64));
+    let upper: Vec<u32> = (64..128).collect();
+    middle.load("up", 1, &tags(0, 64), &upper);
+    last.load("down", 1, &tags(500, 64), &upper);
+    middle.kill();
+    let result = last.result();
+    assert!(["DONE", "PEER_LOST"].contains(&result.name.as_str()), "{result:?}");
+    first.assert_comes_to_rest(64);
+    last.finish("down");
+    last.pull("directly", first.id(), &tags(0, 64), &blocks(64));
 }

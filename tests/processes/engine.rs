@@ -4,7 +4,7 @@ use std::io::BufRead;
 
 use serde_json::{Value, json};
 
-use super::abi::{Refusal, Tier};
+use super::abi::{Refusal, Tier, log_as_asked};
 
 /// Set for children only.
 pub const VARIABLE: &str = "P2PKV_TEST_ENGINE";
@@ -18,6 +18,7 @@ fn engine_process() {
     if std::env::var_os(VARIABLE).is_none() {
         return;
     }
+    log_as_asked();
     let mut tier = None;
     for line in std::io::stdin().lock().lines() {
         let Ok(line) = line else { break };

@@ -264,8 +264,7 @@ impl Engine {
 
     pub fn look_up(&mut self, id: &str, tags: &[u64]) -> Vec<u64> {
         let timeout_ms = BOUND.as_millis() as u64;
-        let found =
-            self.get(json!({ "do": "look_up", "name": id, "tags": tags, "timeout_ms": timeout_ms }));
+        let found = self.get(json!({ "do": "look_up", "name": id, "tags": tags, "timeout_ms": timeout_ms }));
         found.as_array().unwrap().iter().map(|state| state.as_u64().unwrap()).collect()
     }
 
@@ -345,9 +344,7 @@ impl Engine {
 
     /// Makes `count` scheduling steps that name a peer.
     pub fn steps(&mut self, count: u64, params: &str, tags: &[u64], blocks: &[u32]) {
-        self.get(
-            json!({ "do": "steps", "count": count, "params": params, "tags": tags, "blocks": blocks }),
-        );
+        self.get(json!({ "do": "steps", "count": count, "params": params, "tags": tags, "blocks": blocks }));
     }
 
     /// Calls since the last time.
