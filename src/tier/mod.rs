@@ -298,6 +298,7 @@ impl Tier {
     /// Waits until no transfer is under way and no load is open; nothing is aborted. False if `timeout` came first
     /// (`None` = no limit).
     pub fn drain(&self, timeout: Option<Duration>) -> Result<bool> {
+        serve::refuse_in_callback("to wait until the tier is quiet")?;
         self.shared.check()?;
         self.shared
             .wait_until(self.shared.clock.deadline(timeout), |core| !core.manager.has_transfers_or_loads())
@@ -363,6 +364,7 @@ impl Tier {
 
     /// Flushes, then waits until no lookup of the request is open. False if `timeout` came first.
     pub fn wait_lookups(&self, request: RequestId, timeout: Option<Duration>) -> Result<bool> {
+        serve::refuse_in_callback("to wait for lookups")?;
         self.flush_lookups()?;
         self.shared.call(|manager, _| manager.has_open_lookups(request))?;
         let answered = |core: &Core| !core.manager.has_open_lookups(request).unwrap_or(false);
@@ -413,6 +415,7 @@ impl Tier {
         capacity: usize,
         timeout: Option<Duration>,
     ) -> Result<bool> {
+        serve::refuse_in_callback("to wait for results")?;
         let shared = &self.shared;
         shared.check()?;
         let deadline = shared.clock.deadline(timeout);
@@ -447,10 +450,7 @@ impl Tier {
     /// Who answers lookups that the block directory cannot; `None` = they are misses. The ops of before are dropped
     /// once no call of them is running.
     pub fn set_serve_ops(&self, ops: Option<Arc<dyn ServeOps>>, thread: ServeThread) -> Result<()> {
-        if serve::is_in_callback() {
-            let text = "serve ops cannot be set from one of their own callbacks";
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        }
+        serve::refuse_in_callback("to set serve ops")?;
         let mode = if ops.is_some() { ServeMode::Engine } else { ServeMode::DirectoryOnly };
         self.shared.call(|manager, now| {
             manager.set_serve_mode(now, mode);
