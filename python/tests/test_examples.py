@@ -273,7 +273,7 @@ class ReadmeTest(BuiltProgramsTest):
         self.assertIn("outcome=<Outcome.DONE: 0>", done.stdout)
 
     def test_the_snippets_are_as_short_as_promised(self) -> None:
-        self.assertLessEqual(self.snippet("c").count("\n"), 40)
+        self.assertLessEqual(self.snippet("c").count("\n"), 32)
         self.assertLessEqual(self.snippet("python").count("\n"), 15)
 
     def test_every_example_is_shorter_than_200_lines(self) -> None:

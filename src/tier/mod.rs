@@ -343,6 +343,7 @@ impl Tier {
     /// Waits until no transfer is under way and no load is open; nothing is aborted. False if `timeout` came first
     /// (`None` = no limit).
     pub fn drain(&self, timeout: Option<Duration>) -> Result<bool> {
+        serve::refuse_in_callback("to wait until the tier is quiet")?;
         self.shared.check()?;
         self.shared
             .wait_until(self.shared.clock.deadline(timeout), |core| !core.manager.has_transfers_or_loads())
@@ -408,6 +409,7 @@ impl Tier {
 
     /// Flushes, then waits until no lookup of the request is open. False if `timeout` came first.
     pub fn wait_lookups(&self, request: RequestId, timeout: Option<Duration>) -> Result<bool> {
+        serve::refuse_in_callback("to wait for lookups")?;
         self.flush_lookups()?;
         self.shared.call(|manager, _| manager.has_open_lookups(request))?;
         let answered = |core: &Core| !core.manager.has_open_lookups(request).unwrap_or(false);
@@ -456,6 +458,7 @@ impl Tier {
         capacity: usize,
         timeout: Option<Duration>,
     ) -> Result<bool> {
+        serve::refuse_in_callback("to wait for results")?;
         let shared = &self.shared;
         if self.take_results(out, capacity) {
             return Ok(true);
@@ -512,10 +515,7 @@ impl Tier {
     /// Who answers lookups that the block directory cannot; `None` = they are misses. Waits for a call of the ops of before
     /// that is running; what they have left open becomes a miss, and they hear of the end of each context.
     pub fn set_serve_ops(&self, ops: Option<Arc<dyn ServeOps>>, thread: ServeThread) -> Result<()> {
-        if serve::is_in_callback() {
-            let text = "serve ops cannot be set from one of their own callbacks";
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        }
+        serve::refuse_in_callback("to set serve ops")?;
         let shared = &self.shared;
         let set_mode = |mode| {
             shared.call(|manager, now| {

@@ -4,6 +4,7 @@ use std::cell::Cell;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 
+use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::BlockIndex;
 use crate::protocol::job::LookupState;
 use crate::protocol::keys::{KeyBatch, KeysView};
@@ -23,8 +24,17 @@ thread_local! {
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Whether this thread is inside one of the engine's callbacks.
 pub fn is_in_callback() -> bool {
     IN_CALLBACK.get()
+}
+
+/// An error on a thread that is inside one of the engine's callbacks, where `what` would wait for that very callback.
+pub fn refuse_in_callback(what: &str) -> Result<()> {
+    if is_in_callback() {
+        return Err(Error::new(ErrorKind::Unsupported, format!("{what} from a serve op is not possible")));
+    }
+    Ok(())
 }
 
 /// Calls into the engine; also when that unwinds, the mark is taken off again.
