@@ -47,8 +47,8 @@ pub enum State {
 pub enum Origin {
     /// A request of ours named the peer.
     Dialed,
-    /// The peer's first message, which called us so.
-    Answered { dialed_as: Option<String> },
+    /// The peer's first message. If it was a `connect`: what it called us, and its token.
+    Answered { dialed_as: Option<String>, token: Option<Vec<u8>> },
 }
 
 #[derive(Debug)]
@@ -61,6 +61,8 @@ pub struct Session {
     pub requests: BTreeSet<RequestId>,
     pub last_active: Timestamp,
     origin: Origin,
+    /// What the peer must show on its data connections.
+    token: Vec<u8>,
     state: State,
     dialect: Dialect,
     transport: Option<TransportKind>,
@@ -83,7 +85,7 @@ impl Session {
     /// Opens the connection and sends `connect`. `succeeds`: an earlier session with the peer died just now.
     pub fn open(cx: &mut Context, id: SessionId, peer: PeerId, origin: Origin, succeeds: bool) -> Session {
         let token = access_token(&cx.config, id);
-        cx.emit(Output::OpenPeer { session: id, peer: peer.clone(), token });
+        cx.emit(Output::OpenPeer { session: id, peer: peer.clone(), token: token.clone() });
         cx.stats.sessions_opened += 1;
         let mut session = Session {
             id,
@@ -92,6 +94,7 @@ impl Session {
             requests: BTreeSet::new(),
             last_active: cx.now,
             origin,
+            token,
             state: State::Connecting,
             dialect: Dialect::Current,
             transport: None,
@@ -159,6 +162,12 @@ impl Session {
         self.state == State::Dying
     }
 
+    /// Whether a `connect` that names this token answers the session's own.
+    #[must_use]
+    pub fn has_token(&self, token: &[u8]) -> bool {
+        self.token == token
+    }
+
     /// The receiver's own data plane bars writes. Unknown transports have armed nothing yet.
     #[must_use]
     pub fn is_fenced(&self) -> bool {
@@ -204,14 +213,14 @@ impl Session {
 
     fn send_connect(&self, cx: &mut Context) {
         let config = Arc::clone(&cx.config);
-        let (dialed_as, dialed_as_echo) = match &self.origin {
-            Origin::Dialed => (Some(self.peer.to_string()), None),
-            Origin::Answered { dialed_as } => (None, dialed_as.clone()),
+        let (dialed_as, dialed_as_echo, answers) = match &self.origin {
+            Origin::Dialed => (Some(self.peer.to_string()), None, None),
+            Origin::Answered { dialed_as, token } => (None, dialed_as.clone(), token.clone()),
         };
         let tcp = config.transports.tcp.as_ref().map(|tcp| TcpOffer {
             addresses: tcp.addresses.clone(),
             port: tcp.port,
-            token: access_token(&config, self.id),
+            token: self.token.clone(),
             host_identity: tcp.host_identity.clone(),
         });
         let extension = Extension {
@@ -219,6 +228,7 @@ impl Session {
             instance: config.instance,
             dialed_as,
             dialed_as_echo,
+            answers,
             tcp,
             nixl: config.transports.nixl_metadata.is_some(),
             features: Vec::new(),
@@ -390,7 +400,12 @@ impl Session {
                 cx.stats.messages_late += 1;
                 Ok(())
             }
-            _ => Err(violation("connect_ack before connect")),
+            // Of an earlier session, as its `connect` was.
+            State::Connecting if cx.now < self.stale_until => {
+                cx.stats.messages_late += 1;
+                Ok(())
+            }
+            State::Connecting | State::Dying => Err(violation("connect_ack before connect")),
         }
     }
 
