@@ -64,13 +64,14 @@ impl Side {
         unsafe { self.base.write_bytes(byte, self.memory.len()) };
     }
 
+    pub fn byte(&self, block: u32, offset: usize) -> u8 {
+        // SAFETY: inside the memory; volatile, since a peer may be writing it.
+        unsafe { self.base.add(block as usize * self.block_len + offset).read_volatile() }
+    }
+
     /// A copy of a block's bytes as they are now.
     pub fn block(&self, block: u32) -> Vec<u8> {
-        let start = block as usize * self.block_len;
-        (start..start + self.block_len)
-            // SAFETY: inside the memory; volatile, since a peer may be writing it.
-            .map(|index| unsafe { self.base.add(index).read_volatile() })
-            .collect()
+        (0..self.block_len).map(|offset| self.byte(block, offset)).collect()
     }
 
     pub fn arm(&mut self, load: u64, blocks: &[u32]) {
