@@ -29,9 +29,9 @@ const SHAPES: [(usize, usize); 2] = [(16 * KIB, 8192), (1024 * KIB, 512)];
 const STREAMS: [usize; 2] = [1, 2];
 
 /// Each after one that is not counted.
-const BULK_RUNS: usize = 9;
+const BULK_RUNS: usize = 7;
 const ONE_BLOCK_LOADS: usize = 4000;
-const LOOKUPS: usize = 400;
+const LOOKUPS: usize = 600;
 const LOOKUP_KEYS: usize = 4096;
 
 /// No latency is measured for longer than this, however slow it is.

@@ -33,6 +33,7 @@ use crate::protocol::timer::Timestamp;
 use self::clock::Clock;
 use self::core::Core;
 use self::poller::Poller;
+use self::progress::LONGEST_SLEEP;
 use self::results::ResultQueue;
 use self::serve::Serving;
 
@@ -184,11 +185,12 @@ impl Shared {
         answer
     }
 
-    /// Lets the lock go, hands results to the engine, and wakes the sleeper if something is due earlier now.
+    /// Lets the lock go, hands results to the engine, and wakes the sleeper if something is due before it wakes anyway.
     fn leave(&self, mut core: MutexGuard<'_, Core>) {
         let finished = std::mem::take(&mut core.finished);
         let deadline = core.next_deadline().map_or(u64::MAX, Timestamp::as_nanos);
-        let earlier = deadline < self.sleeps_until.swap(deadline, Ordering::AcqRel);
+        let earlier = deadline < self.sleeps_until.swap(deadline, Ordering::AcqRel)
+            && Timestamp::from_nanos(deadline) < self.clock.now() + LONGEST_SLEEP;
         let news = core.manager.has_serve_news();
         drop(core);
         if !finished.is_empty() {
