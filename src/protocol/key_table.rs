@@ -17,9 +17,16 @@ pub struct KeyTable {
     numbers: HashTable<u32>,
 }
 
-/// Of one key in one table: to find it and then add it, it is hashed once.
+/// Of one key under the tier's seed, so that it is hashed once for all tables that are asked for it.
 #[derive(Clone, Copy, Debug)]
-pub struct KeyHash(u64);
+pub struct KeyHash(pub u64);
+
+impl KeyHash {
+    #[must_use]
+    pub fn new(hasher: &FixedState, key: &[u8]) -> Self {
+        KeyHash(hasher.hash_one(key))
+    }
+}
 
 impl KeyTable {
     #[must_use]
@@ -29,7 +36,7 @@ impl KeyTable {
 
     #[must_use]
     pub fn hash(&self, key: &[u8]) -> KeyHash {
-        hash(&self.hasher, key)
+        KeyHash::new(&self.hasher, key)
     }
 
     #[must_use]
@@ -68,12 +75,8 @@ impl KeyTable {
     }
 }
 
-fn hash(hasher: &FixedState, key: &[u8]) -> KeyHash {
-    KeyHash(hasher.hash_one(key))
-}
-
 fn rehash(hasher: &FixedState, keys: &KeyBatch, number: u32) -> u64 {
-    hash(hasher, keys.get(number as usize).unwrap_or_default()).0
+    KeyHash::new(hasher, keys.get(number as usize).unwrap_or_default()).0
 }
 
 #[cfg(test)]

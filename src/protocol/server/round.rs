@@ -130,9 +130,10 @@ impl Round {
     ) {
         let owner = self.jobs.len().saturating_sub(1);
         let hash = self.supply.hash(key);
-        // Without room it is as if it had not been stored: a fetch of it waits, and is refused in the end.
-        let _kept =
-            self.supply.find(hash, key).is_some() || self.supply.add(hash, key, block, Source::Job(owner));
+        if self.supply.find(hash, key).is_none() {
+            // Without room it is as if it had not been stored: a fetch of it waits, and is refused in the end.
+            let _ = self.supply.add(hash, key, block, Source::Job(owner));
+        }
         let met = self.meet(cx, named, key, block, pairs);
         self.credit(owner, met);
     }
@@ -159,14 +160,17 @@ impl Round {
     fn pin(&mut self, cx: &mut Context, key: &[u8]) -> Option<BlockIndex> {
         let hash = self.supply.hash(key);
         if let Some((block, _)) = self.supply.find(hash, key) {
-            return Some(block);
+            return Some(*block);
         }
-        let block = cx.directory.pin(key)?;
-        let kept = self.supply.add(hash, key, block, Source::Directory);
-        if !kept {
-            cx.directory.unpin(key);
+        let (block, pin) = cx.directory.pin(hash, key)?;
+        match self.supply.add(hash, key, block, Source::Directory(pin)) {
+            Ok(block) => Some(block),
+            Err(Source::Directory(pin)) => {
+                cx.directory.unpin(pin);
+                None
+            }
+            Err(Source::Job(_)) => None,
         }
-        kept.then_some(block)
     }
 
     /// Makes room for what the directory can have of so many keys.
@@ -206,10 +210,11 @@ impl Round {
         for (key, remote) in fetch.keys.iter().zip(blocks) {
             let local = match self.supply.find(self.supply.hash(key), key) {
                 Some((block, Source::Job(owner))) => {
+                    let (block, owner) = (*block, *owner);
                     self.credit(owner, 1);
                     Some(block)
                 }
-                Some((block, Source::Directory)) => Some(block),
+                Some((block, Source::Directory(_))) => Some(*block),
                 None if from_lookup => None,
                 None => self.pin(cx, key),
             };
@@ -325,8 +330,7 @@ impl Round {
     }
 
     fn release_supply(&mut self, cx: &mut Context) {
-        self.supply.pinned().for_each(|key| cx.directory.unpin(key));
-        self.supply.clear();
+        self.supply.take_pins().for_each(|pin| cx.directory.unpin(pin));
     }
 
     fn is_looked_up_only(&self) -> bool {

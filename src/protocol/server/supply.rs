@@ -2,13 +2,14 @@
 
 use foldhash::quality::FixedState;
 
+use crate::protocol::directory::Pin;
 use crate::protocol::ids::BlockIndex;
 use crate::protocol::key_table::{KeyHash, KeyTable};
 
 /// Who holds a block for the round.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub enum Source {
-    Directory,
+    Directory(Pin),
     /// Position among the round's jobs.
     Job(usize),
 }
@@ -29,33 +30,35 @@ impl Supply {
         self.keys.hash(key)
     }
 
-    pub fn find(&self, hash: KeyHash, key: &[u8]) -> Option<(BlockIndex, Source)> {
-        self.blocks.get(self.keys.find(hash, key)?).copied()
+    pub fn find(&self, hash: KeyHash, key: &[u8]) -> Option<&(BlockIndex, Source)> {
+        self.blocks.get(self.keys.find(hash, key)?)
     }
 
-    /// Adds a key that is not there yet. False if there is no room.
-    #[must_use]
-    pub fn add(&mut self, new: KeyHash, key: &[u8], block: BlockIndex, source: Source) -> bool {
-        let added = self.keys.add(new, key);
-        if added {
-            self.blocks.push((block, source));
+    /// Adds a key that is not there yet. If there is no room, gives back what was to be added.
+    pub fn add(
+        &mut self,
+        new: KeyHash,
+        key: &[u8],
+        block: BlockIndex,
+        source: Source,
+    ) -> Result<BlockIndex, Source> {
+        if !self.keys.add(new, key) {
+            return Err(source);
         }
-        added
+        self.blocks.push((block, source));
+        Ok(block)
     }
 
     pub fn reserve(&mut self, additional: usize) {
         self.keys.reserve(additional);
     }
 
-    /// The keys whose blocks the directory holds pinned for the round.
-    pub fn pinned(&self) -> impl Iterator<Item = &[u8]> {
-        let sources = self.blocks.iter().map(|(_, source)| *source);
-        let keys = self.keys.keys().iter().zip(sources);
-        keys.filter(|(_, source)| *source == Source::Directory).map(|(key, _)| key)
-    }
-
-    pub fn clear(&mut self) {
+    /// Empties it; the pins are to be given back to the directory.
+    pub fn take_pins(&mut self) -> impl Iterator<Item = Pin> {
         self.keys.clear();
-        self.blocks.clear();
+        self.blocks.drain(..).filter_map(|(_, source)| match source {
+            Source::Directory(pin) => Some(pin),
+            Source::Job(_) => None,
+        })
     }
 }
