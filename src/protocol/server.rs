@@ -4,6 +4,7 @@
 
 mod lookups;
 mod round;
+mod supply;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
