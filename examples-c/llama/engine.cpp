@@ -31,7 +31,7 @@ llama_context_params context_params(const EngineSettings &settings) {
 
 }  // namespace
 
-Engine::Engine(const EngineSettings &settings) : settings_(settings) {
+Engine::Engine(const EngineSettings &settings) : settings_(settings), batch_(settings.chunk_tokens) {
     llama_log_set(print_engine_errors, nullptr);
     llama_backend_init();
     llama_model_params model_params = llama_model_default_params();
@@ -40,7 +40,6 @@ Engine::Engine(const EngineSettings &settings) : settings_(settings) {
     if (!model_) throw std::runtime_error("llama.cpp cannot load the model " + settings.model_path);
     context_.reset(llama_init_from_model(model_.get(), context_params(settings)));
     if (!context_) throw std::runtime_error("llama.cpp cannot make a context of " + std::to_string(settings.context_tokens) + " tokens");
-    batch_ = std::make_unique<FreeBatch>(FreeBatch{llama_batch_init(static_cast<int32_t>(settings.chunk_tokens), 0, 1)});
     vocab_ = llama_model_get_vocab(model_.get());
 }
 
@@ -75,7 +74,7 @@ std::string Engine::parameters_json() const {
 void Engine::clear() { llama_memory_clear(memory(), false); }
 
 void Engine::decode(const llama_token *tokens, uint32_t count, uint32_t position, bool logits) {
-    llama_batch &batch = batch_->batch;
+    llama_batch &batch = batch_.get();
     batch.n_tokens = static_cast<int32_t>(count);
     for (uint32_t i = 0; i < count; ++i) {
         batch.token[i] = tokens[i];
@@ -138,4 +137,12 @@ bool Engine::restore_whole(const uint8_t *state, size_t len, uint32_t end) {
                         llama_memory_seq_pos_max(memory(), working_sequence) == static_cast<llama_pos>(end) - 1;
     if (!placed) clear();
     return placed;
+}
+
+void Engine::rebase() {
+    const StateView view = view_whole();
+    std::vector<uint8_t> state(view.size());
+    const auto end = static_cast<uint32_t>(llama_memory_seq_pos_max(memory(), working_sequence) + 1);
+    if (!view.copy_to(state.data(), state.size()) || !restore_whole(state.data(), state.size(), end))
+        throw std::runtime_error("llama.cpp does not take back the state that it gave");
 }

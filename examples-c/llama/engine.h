@@ -62,6 +62,9 @@ public:
     bool restore_chunk(const uint8_t *state, size_t len, uint32_t first, uint32_t end);
     // Replaces the sequence. False, and the sequence is empty, when the bytes do not end at `end`.
     bool restore_whole(const uint8_t *state, size_t len, uint32_t end);
+    // Takes the sequence's state out and puts it back. What it says stays the same, but it lies where a restore lays
+    // it: attention then adds in that order, and gives the bits that it gives after a restore elsewhere.
+    void rebase();
 
 private:
     void decode(const llama_token *tokens, uint32_t count, uint32_t position, bool logits);
@@ -69,14 +72,21 @@ private:
 
     struct FreeModel { void operator()(llama_model *model) const { llama_model_free(model); } };
     struct FreeContext { void operator()(llama_context *context) const { llama_free(context); } };
-    struct FreeBatch {
-        llama_batch batch;
-        ~FreeBatch() { llama_batch_free(batch); }
+    class Batch {
+    public:
+        explicit Batch(uint32_t capacity) : batch_(llama_batch_init(static_cast<int32_t>(capacity), 0, 1)) {}
+        ~Batch() { llama_batch_free(batch_); }
+        Batch(const Batch &) = delete;
+        Batch &operator=(const Batch &) = delete;
+        llama_batch &get() { return batch_; }
+
+    private:
+        llama_batch batch_;
     };
 
     EngineSettings settings_;
     std::unique_ptr<llama_model, FreeModel> model_;
     std::unique_ptr<llama_context, FreeContext> context_;
-    std::unique_ptr<FreeBatch> batch_;
+    Batch batch_;
     const llama_vocab *vocab_ = nullptr;
 };

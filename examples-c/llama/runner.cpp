@@ -88,14 +88,16 @@ void Runner::evaluate_from(const std::vector<llama_token> &prompt, const std::ve
     const auto start = Clock::now();
     const auto last = static_cast<uint32_t>(prompt.size()) - 1;
     const std::vector<uint32_t> useful = parts_ ? parts_->sharing->useful(held, report.chunks) : std::vector<uint32_t>();
-    auto next_capture = useful.begin();
+    auto next_useful = useful.begin();
+    bool room = true;
     for (uint32_t prefix = held + 1; prefix <= report.chunks; ++prefix) {
         engine_.evaluate(prompt, (prefix - 1) * chunk_tokens_, prefix * chunk_tokens_);
         report.evaluated_tokens += chunk_tokens_;
-        if (next_capture == useful.end() || *next_capture != prefix) continue;
-        ++next_capture;
-        if (capture(keys[prefix - 1], prefix)) ++report.published;
-        else next_capture = useful.end();
+        if (next_useful == useful.end() || *next_useful != prefix) continue;
+        ++next_useful;
+        parts_->sharing->reached(engine_);
+        room = room && capture(keys[prefix - 1], prefix);
+        if (room) ++report.published;
     }
     const uint32_t tail = report.chunks * chunk_tokens_;
     if (tail < last) {

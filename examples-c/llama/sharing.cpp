@@ -18,6 +18,7 @@ public:
         return picked;
     }
     uint32_t first_token(uint32_t prefix) const override { return (prefix - 1) * chunk_tokens_; }
+    void reached(Engine &) const override {}  // chunks go back to the cells that they came from
     Engine::StateView view(Engine &engine, uint32_t prefix) const override {
         return engine.view_chunk(first_token(prefix), prefix * chunk_tokens_);
     }
@@ -32,15 +33,14 @@ private:
     const uint64_t state_bytes_;
 };
 
-// The whole state at some prefixes; the longest one is all that is needed.
+// The whole state at some prefixes, the same ones for every prompt; the longest is all that is needed.
 class CheckpointSharing final : public Sharing {
 public:
     CheckpointSharing(uint32_t chunk_tokens, uint32_t stride) : chunk_tokens_(chunk_tokens), stride_(stride) {}
 
     std::vector<uint32_t> useful(uint32_t held, uint32_t chunks) const override {
         std::vector<uint32_t> prefixes;
-        for (uint32_t prefix = held + 1; prefix <= chunks; ++prefix)
-            if (prefix % stride_ == 0 || prefix == chunks) prefixes.push_back(prefix);
+        for (uint32_t prefix = (held / stride_ + 1) * stride_; prefix <= chunks; prefix += stride_) prefixes.push_back(prefix);
         return prefixes;
     }
     std::vector<size_t> pick(const std::vector<bool> &available) const override {
@@ -49,6 +49,7 @@ public:
         return {};
     }
     uint32_t first_token(uint32_t) const override { return 0; }
+    void reached(Engine &engine) const override { engine.rebase(); }
     Engine::StateView view(Engine &engine, uint32_t) const override { return engine.view_whole(); }
     bool restore(Engine &engine, const uint8_t *state, size_t len, uint32_t prefix) const override {
         return engine.restore_whole(state, len, prefix * chunk_tokens_);

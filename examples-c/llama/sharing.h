@@ -18,6 +18,9 @@ public:
     virtual std::vector<size_t> pick(const std::vector<bool> &available) const = 0;
     // The first of the positions that the snapshot of a prefix covers.
     virtual uint32_t first_token(uint32_t prefix) const = 0;
+    // Evaluation has reached a useful prefix: brings the engine to where a restore of that prefix would, so that what
+    // follows is the same for whoever evaluated and whoever pulled.
+    virtual void reached(Engine &engine) const = 0;
     // A look at the engine's state for a prefix that it has just reached.
     virtual Engine::StateView view(Engine &engine, uint32_t prefix) const = 0;
     virtual bool restore(Engine &engine, const uint8_t *state, size_t len, uint32_t prefix) const = 0;
@@ -27,6 +30,5 @@ public:
     virtual uint64_t known_state_bytes() const = 0;
 };
 
-// `verdict.mode` must not be `none`. `checkpoint_chunks`: in whole mode, chunks from one checkpoint to the next; the
-// last whole chunk of a prompt always is one.
+// `verdict.mode` must not be `none`. `checkpoint_chunks`: in whole mode, chunks from one checkpoint to the next.
 std::unique_ptr<Sharing> make_sharing(const CaptureVerdict &verdict, uint32_t chunk_tokens, uint32_t checkpoint_chunks);
