@@ -87,16 +87,8 @@ bool BlockCache::give_up(Entries::iterator entry) {
     const Snapshot snapshot = entry->snapshot;
     const PublishedBlocks blocks = blocks_of(snapshot);
     const p2p_keys keys = blocks.keys();
-    std::vector<uint32_t> states(snapshot.parts);
-    if (checked("p2p_unpublish", p2p_unpublish(tier_.handle(), &keys, states.data())) == P2P_STATUS_BUSY) {
-        PublishedBlocks back;  // the parts that were not being read are gone from the directory; a half is no use
-        for (uint32_t part = 0; part < snapshot.parts; ++part)
-            if (states[part] == P2P_UNPUBLISH_REMOVED) back.add(snapshot.key, part, snapshot.first_block + part);
-        const p2p_keys back_keys = back.keys();
-        if (back_keys.count > 0)
-            checked("p2p_publish", p2p_publish(tier_.handle(), &back_keys, back.block_indexes.data()));
-        return false;
-    }
+    // All of its parts or none: while one of them is being read, the directory keeps them all.
+    if (checked("p2p_unpublish", p2p_unpublish(tier_.handle(), &keys, nullptr)) == P2P_STATUS_BUSY) return false;
     release({snapshot.first_block, snapshot.parts});
     index_.erase(snapshot.key);
     entries_.erase(entry);

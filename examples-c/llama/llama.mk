@@ -20,14 +20,14 @@ llama-setup:
 llama: llama-setup
 	cargo build --release
 	$(MAKE) $(LLAMA_OUT)/p2pkv-llama
-	. ./$(LLAMA_PLACES) && python3 $(LLAMA_DIR)/demo.py --program $(LLAMA_OUT)/p2pkv-llama --model "$$MODEL" --docs docs
+	. ./$(LLAMA_PLACES) && python3 $(LLAMA_DIR)/demo.py --program $(LLAMA_OUT)/p2pkv-llama --model "$$MODEL" --source "$$LLAMA_SOURCE" --docs docs
 
 llama-check:
 	@mkdir -p $(LLAMA_OUT)
 	@if sh $(LLAMA_DIR)/setup.sh --check > $(LLAMA_PLACES); then \
 	    cargo build --release && \
 	    $(MAKE) $(LLAMA_OUT)/p2pkv-llama && \
-	    . ./$(LLAMA_PLACES) && python3 $(LLAMA_DIR)/demo.py --small --program $(LLAMA_OUT)/p2pkv-llama --model "$$MODEL"; \
+	    . ./$(LLAMA_PLACES) && python3 $(LLAMA_DIR)/demo.py --small --program $(LLAMA_OUT)/p2pkv-llama --model "$$MODEL" --source "$$LLAMA_SOURCE"; \
 	else \
 	    echo "SKIPPED: llama.cpp example: engine or model not installed here ('make llama' installs both)"; \
 	fi

@@ -72,7 +72,7 @@ std::vector<llama_token> prompt_tokens(const Engine &engine, const std::string &
 
 JsonLine report_line(const RunReport &report) {
     return JsonLine("done")
-        .add("chunks", report.chunks).add("held_chunks", report.held_chunks).add("pulled_chunks", report.pulled_chunks)
+        .add("prompt_tokens", report.prompt_tokens).add("chunks", report.chunks).add("held_chunks", report.held_chunks).add("pulled_chunks", report.pulled_chunks)
         .add("evaluated_tokens", report.evaluated_tokens).add("published", report.published)
         .add("peer", report.pull.peer).add("pull_bytes", report.pull.bytes).add("lookup_ms", report.pull.lookup_ms)
         .add("load_ms", report.pull.load_ms).add("load_failures", report.pull.failures).add("failed_ms", report.pull.failed_ms)
@@ -88,29 +88,48 @@ std::string summary(const RunReport &report) {
     return line;
 }
 
-// Commands, one a line: "run FILE [tokens=N] [predict=N]", "forget", "quit". Each is answered by one "done" or "error".
+struct RunCommand {
+    std::string path;
+    uint32_t prompt_tokens = 0;
+    uint32_t new_tokens = 0;
+};
+
+RunCommand parse_run(std::istringstream &words, uint32_t new_tokens) {
+    RunCommand run;
+    run.new_tokens = new_tokens;
+    words >> run.path;
+    for (std::string setting; words >> setting;) {
+        if (setting.rfind("tokens=", 0) == 0) run.prompt_tokens = static_cast<uint32_t>(std::stoul(setting.substr(7)));
+        else if (setting.rfind("predict=", 0) == 0) run.new_tokens = static_cast<uint32_t>(std::stoul(setting.substr(8)));
+        else throw std::runtime_error("run does not know '" + setting + "'");
+    }
+    return run;
+}
+
+// Commands, one a line: "run FILE [tokens=N] [predict=N]", "count FILE", "forget", "quit". Each but the last is answered
+// by one "done" or "error"; others of the journal's lines may come before.
+JsonLine obey(const std::string &command, std::istringstream &words, const Options &options, const Engine &engine, Runner &runner, SharingSetup *setup) {
+    if (command == "run") {
+        const RunCommand run = parse_run(words, options.decode ? options.new_tokens : 0);
+        return report_line(runner.run(prompt_tokens(engine, file_text(run.path), run.prompt_tokens), run.new_tokens));
+    }
+    if (command == "count") {
+        std::string path;
+        words >> path;
+        return JsonLine("done").add("prompt_tokens", uint64_t{engine.tokenize(file_text(path)).size()});
+    }
+    if (command == "forget") return JsonLine("done").add("kept", uint64_t{setup ? setup->cache().forget_all() : 0});
+    throw std::runtime_error("the commands are run, count, forget and quit; not '" + command + "'");
+}
+
 void obey_commands(const Options &options, const Engine &engine, Runner &runner, SharingSetup *setup, const Journal &journal) {
     for (std::string line; std::getline(std::cin, line);) {
         std::istringstream words(line);
-        std::string command, path, setting;
+        std::string command;
         words >> command;
+        if (command == "quit") return;
         try {
-            if (command == "quit") return;
-            if (command == "forget") {
-                const size_t kept = setup ? setup->cache().forget_all() : 0;
-                journal.event(JsonLine("done").add("kept", uint64_t{kept}));
-            } else if (command == "run") {
-                uint32_t tokens = 0, predict = options.decode ? options.new_tokens : 0;
-                words >> path;
-                while (words >> setting) {
-                    if (setting.rfind("tokens=", 0) == 0) tokens = static_cast<uint32_t>(std::stoul(setting.substr(7)));
-                    else if (setting.rfind("predict=", 0) == 0) predict = static_cast<uint32_t>(std::stoul(setting.substr(8)));
-                    else throw std::runtime_error("run does not know '" + setting + "'");
-                }
-                journal.event(report_line(runner.run(prompt_tokens(engine, file_text(path), tokens), predict)));
-            } else {
-                throw std::runtime_error("the commands are run, forget and quit; not '" + command + "'");
-            }
+            journal.event(obey(command, words, options, engine, runner, setup));
         } catch (const std::exception &error) {
             journal.event(JsonLine("error").add("text", error.what()));
         }

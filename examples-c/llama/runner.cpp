@@ -18,6 +18,7 @@ RunReport Runner::run(const std::vector<llama_token> &prompt, uint32_t new_token
                                  " new ones that is more than the context of " + std::to_string(engine_.context_tokens()));
     const auto start = Clock::now();
     RunReport report;
+    report.prompt_tokens = static_cast<uint32_t>(prompt.size());
     const std::vector<ChainKey> keys = chain_keys(key_root_, prompt, chunk_tokens_);
     report.chunks = static_cast<uint32_t>(keys.size());
 

@@ -12,6 +12,7 @@
 #include "sharing.h"
 
 struct RunReport {
+    uint32_t prompt_tokens = 0;
     uint32_t chunks = 0;            // whole chunks of the prompt
     uint32_t held_chunks = 0;       // restored from this process's own region
     uint32_t pulled_chunks = 0;     // pulled from peers and restored

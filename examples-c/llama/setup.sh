@@ -29,6 +29,7 @@ model_ready() { [ -f "$model" ] && [ -f "$model.verified" ]; }
 print_places() {
     echo "LLAMA_INCLUDE=$source_dir/include"
     echo "GGML_INCLUDE=$source_dir/ggml/include"
+    echo "LLAMA_SOURCE=$source_dir"
     echo "LLAMA_LIB=$build_dir/bin"
     echo "MODEL=$model"
 }
