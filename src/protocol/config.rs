@@ -114,7 +114,7 @@ pub struct LocalTransports {
 /// Everything of a [`super::message::TcpOffer`] but the token, which is each session's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LocalTcp {
-    pub addresses: Vec<std::net::IpAddr>,
+    pub addresses: Vec<core::net::IpAddr>,
     pub port: u16,
     pub host_identity: String,
 }

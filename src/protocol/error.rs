@@ -29,6 +29,8 @@ pub enum ErrorKind {
     OutOfResources,
     /// The operating system did not permit it.
     PermissionDenied,
+    /// A panic was caught earlier; only freeing the tier is left.
+    Poisoned,
     /// The tier is shutting down.
     ShutDown,
     /// The asked-for data transport cannot be used here.

@@ -1,7 +1,7 @@
 //! The names of things: one type each, so that a block index cannot pass for a job id.
 
+use core::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::fmt;
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use thiserror::Error;

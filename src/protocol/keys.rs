@@ -122,6 +122,19 @@ impl KeyBatch {
         self.bytes.get(start..end)
     }
 
+    /// The keys as views, one for each run of neighbours of the same length.
+    pub fn runs(&self) -> impl Iterator<Item = KeysView<'_>> {
+        let mut first = 0;
+        std::iter::from_fn(move || {
+            let key_len = self.get(first)?.len();
+            let same = (first..self.len()).take_while(|at| self.get(*at).is_some_and(|key| key.len() == key_len));
+            let count = same.count();
+            let start = first.checked_sub(1).map_or(0, |previous| self.ends.get(previous).map_or(0, |end| *end as usize));
+            first += count;
+            KeysView::new(self.bytes.get(start..start + count * key_len)?, key_len)
+        })
+    }
+
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
         let mut start = 0;
         self.ends.iter().map(move |&end| {
@@ -162,6 +175,14 @@ mod tests {
         assert_eq!(batch.iter().collect::<Vec<_>>(), keys);
         assert_eq!((0..4).map(|i| batch.get(i).unwrap()).collect::<Vec<_>>(), keys);
         assert_eq!(batch.get(4), None);
+    }
+
+    #[test]
+    fn runs_are_neighbours_of_one_length() {
+        let keys: [&[u8]; 5] = [b"aa", b"bb", b"c", b"d", b"ee"];
+        let batch: KeyBatch = keys.into_iter().collect();
+        let runs: Vec<Vec<&[u8]>> = batch.runs().map(|run| run.iter().collect()).collect();
+        assert_eq!(runs, [vec![&b"aa"[..], b"bb"], vec![b"c", b"d"], vec![b"ee"]]);
     }
 
     #[test]

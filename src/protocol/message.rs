@@ -2,7 +2,7 @@
 //!
 //! Source of the fields: the wire of vLLM's P2P tier, 0.27 and later (current dialect) and 0.25/0.26 (legacy).
 
-use std::net::IpAddr;
+use core::net::IpAddr;
 
 use super::ids::{Instance, KvRequestId, RoundSeq};
 use super::keys::KeyBatch;

@@ -1,5 +1,6 @@
 //! Time as the core sees it: a number that callers pass in. Nothing here reads a clock.
 
+use std::collections::BTreeSet;
 use std::ops::{Add, Sub};
 use std::time::Duration;
 
@@ -40,5 +41,71 @@ impl Sub<Timestamp> for Timestamp {
 
     fn sub(self, earlier: Timestamp) -> Duration {
         self.since(earlier)
+    }
+}
+
+/// Deadlines in order. An entry is one (time, key) pair; whoever sets a deadline keeps its time, to be able to
+/// take it back.
+#[derive(Debug)]
+pub struct Timers<K: Ord> {
+    entries: BTreeSet<(Timestamp, K)>,
+}
+
+impl<K: Ord> Default for Timers<K> {
+    fn default() -> Self {
+        Timers { entries: BTreeSet::new() }
+    }
+}
+
+impl<K: Ord> Timers<K> {
+    pub fn set(&mut self, at: Timestamp, key: K) {
+        self.entries.insert((at, key));
+    }
+
+    pub fn cancel(&mut self, at: Timestamp, key: K) {
+        self.entries.remove(&(at, key));
+    }
+
+    #[must_use]
+    pub fn next(&self) -> Option<Timestamp> {
+        self.entries.first().map(|(at, _)| *at)
+    }
+
+    /// Takes the earliest entry that is due.
+    pub fn pop_due(&mut self, now: Timestamp) -> Option<K> {
+        if self.next()? > now {
+            return None;
+        }
+        self.entries.pop_first().map(|(_, key)| key)
+    }
+
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timers_fire_in_order_and_only_when_due() {
+        let at = Timestamp::from_nanos;
+        let mut timers = Timers::default();
+        timers.set(at(20), 'b');
+        timers.set(at(10), 'a');
+        timers.set(at(15), 'x');
+        timers.cancel(at(15), 'x');
+        assert_eq!(timers.next(), Some(at(10)));
+        assert_eq!(timers.pop_due(at(9)), None);
+        assert_eq!(timers.pop_due(at(30)), Some('a'));
+        assert_eq!(timers.pop_due(at(30)), Some('b'));
+        assert!(timers.is_empty());
     }
 }

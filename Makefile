@@ -1,0 +1,52 @@
+# `make help` lists the targets.
+CARGO      ?= cargo
+PREFIX     ?= /usr/local
+TARGET_DIR := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),target)
+RELEASE    := $(TARGET_DIR)/release
+VERSION    := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
+SONAME     := libp2pkv.so.0
+
+export CARGO CARGO_TARGET_DIR
+
+build: requirements ## build the release library (default)
+	$(CARGO) build --release --locked
+	ln -sf libp2pkv.so $(RELEASE)/$(SONAME)
+
+demo: build ## two processes share the KV blocks of a real text
+	$(MAKE) -C examples-c --no-print-directory P2PKV_LIB=$(abspath $(RELEASE))
+	scripts/demo.sh
+
+test: ## everything that CI runs
+	scripts/requirements.sh test
+	scripts/test.sh
+
+examples: build ## build the C examples into build/examples
+	$(MAKE) -C examples-c P2PKV_LIB=$(abspath $(RELEASE))
+
+header: ## write include/p2pkv.h anew from src/capi
+	P2PKV_WRITE_HEADER=1 $(CARGO) build --locked
+
+bench: ## the loopback benchmark
+	$(CARGO) bench --locked --bench loopback
+
+install: build ## library, header and pkg-config file below PREFIX (and DESTDIR)
+	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
+	install -m 755 $(RELEASE)/libp2pkv.so $(DESTDIR)$(PREFIX)/lib/$(SONAME)
+	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libp2pkv.so
+	install -m 644 $(RELEASE)/libp2pkv.a $(DESTDIR)$(PREFIX)/lib/
+	install -m 644 include/p2pkv.h $(DESTDIR)$(PREFIX)/include/
+	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' scripts/p2pkv.pc.in \
+	  > $(DESTDIR)$(PREFIX)/lib/pkgconfig/p2pkv.pc
+
+requirements: ## check for what the build needs; as root on Debian/Ubuntu, install it
+	scripts/requirements.sh build
+
+clean: ## remove everything that was built
+	$(CARGO) clean
+	rm -rf build
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
+
+.DEFAULT_GOAL := build
+.PHONY: build demo test examples header bench install requirements clean help

@@ -1,0 +1,128 @@
+//! The ceiling for plain TCP: a bare scatter/gather copy between two regions over loopback.
+//!
+//! Both sides know the block lists beforehand; there are no frames, no peers, no failures and no fence. One thread
+//! at each end of each stream, blocking calls, up to 1024 blocks a call, `reno`, timed until the target's
+//! acknowledgement. A transport is judged by its ratio to this, measured in the same run.
+
+use std::io::{self, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::os::fd::AsRawFd;
+use std::thread;
+use std::time::Instant;
+
+const VECTORS_PER_CALL: usize = 1024;
+const BYTES_PER_CALL: usize = 1 << 20;
+
+/// Moves `blocks` blocks of `block_len` bytes, scattered at both sides, over `streams` connections. In GB/s.
+#[allow(clippy::disallowed_methods)] // a measurement reads the clock
+pub fn run(block_len: usize, blocks: usize, streams: usize) -> f64 {
+    let source = vec![0xA5_u8; block_len * blocks];
+    let target = vec![1_u8; block_len * blocks];
+    let sources = scattered(&source, block_len, 0x9E37_79B9);
+    let targets = scattered(&target, block_len, 0x85EB_CA6B);
+    let pairs: Vec<(TcpStream, TcpStream)> = (0..streams).map(|_| connected_pair().unwrap()).collect();
+    let share = blocks.div_ceil(streams);
+
+    let seconds = thread::scope(|scope| {
+        let mut senders = Vec::new();
+        let mut starts = Vec::new();
+        for (index, (sender, mut receiver)) in pairs.into_iter().enumerate() {
+            let of_stream = |list: &[usize]| -> Vec<usize> {
+                list.iter().copied().skip(index * share).take(share).collect()
+            };
+            let (mine, theirs) = (of_stream(&sources), of_stream(&targets));
+            scope.spawn(move || {
+                move_blocks(&theirs, block_len, |vectors| receive(&receiver, vectors)).unwrap();
+                receiver.write_all(&[1]).unwrap();
+            });
+            let (start, started) = std::sync::mpsc::channel::<()>();
+            starts.push(start);
+            senders.push(scope.spawn(move || {
+                started.recv().unwrap();
+                let mut sender = sender;
+                move_blocks(&mine, block_len, |vectors| send(&sender, vectors)).unwrap();
+                sender.read_exact(&mut [0]).unwrap();
+            }));
+        }
+        let begin = Instant::now();
+        starts.iter().for_each(|start| start.send(()).unwrap());
+        senders.into_iter().for_each(|sender| sender.join().unwrap());
+        begin.elapsed().as_secs_f64()
+    });
+    assert!(target == source, "the bare program moved wrong bytes");
+    (block_len * blocks) as f64 / seconds / 1e9
+}
+
+/// Addresses of the region's blocks in a shuffled order.
+fn scattered(region: &[u8], block_len: usize, seed: u64) -> Vec<usize> {
+    let base = region.as_ptr() as usize;
+    let mut order: Vec<usize> = (0..region.len() / block_len).map(|block| base + block * block_len).collect();
+    let mut state = seed;
+    for last in (1..order.len()).rev() {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        order.swap(last, (state >> 33) as usize % (last + 1));
+    }
+    order
+}
+
+fn connected_pair() -> io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    let sender = TcpStream::connect(listener.local_addr()?)?;
+    socket2::SockRef::from(&sender).set_tcp_congestion(b"reno")?;
+    sender.set_nodelay(true)?;
+    Ok((sender, listener.accept()?.0))
+}
+
+/// Calls `transfer` with vectors over what is left of `blocks` until nothing is.
+fn move_blocks(
+    blocks: &[usize],
+    block_len: usize,
+    transfer: impl Fn(&mut [libc::iovec]) -> io::Result<usize>,
+) -> io::Result<()> {
+    let mut vectors: Vec<libc::iovec> = Vec::with_capacity(VECTORS_PER_CALL);
+    let (mut block, mut offset) = (0, 0);
+    while block < blocks.len() {
+        vectors.clear();
+        let mut bytes = 0;
+        let mut skip = offset;
+        for address in blocks[block..].iter().take(VECTORS_PER_CALL) {
+            vectors.push(libc::iovec {
+                iov_base: (address + skip) as *mut libc::c_void,
+                iov_len: block_len - skip,
+            });
+            bytes += block_len - skip;
+            skip = 0;
+            if bytes >= BYTES_PER_CALL {
+                break;
+            }
+        }
+        let moved = offset + transfer(&mut vectors)?;
+        block += moved / block_len;
+        offset = moved % block_len;
+    }
+    Ok(())
+}
+
+fn message(vectors: &mut [libc::iovec]) -> libc::msghdr {
+    // SAFETY: a msghdr of zeros is valid: no address, no control data.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = vectors.as_mut_ptr();
+    message.msg_iovlen = vectors.len() as _;
+    message
+}
+
+fn send(stream: &TcpStream, vectors: &mut [libc::iovec]) -> io::Result<usize> {
+    // SAFETY: the vectors lie in the source region, which outlives the threads.
+    let sent = unsafe { libc::sendmsg(stream.as_raw_fd(), &message(vectors), libc::MSG_NOSIGNAL) };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
+fn receive(stream: &TcpStream, vectors: &mut [libc::iovec]) -> io::Result<usize> {
+    // SAFETY: the vectors lie in the target region, which outlives the threads; each block is in one list only.
+    let got = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message(vectors), 0) };
+    match usize::try_from(got) {
+        Ok(0) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Ok(got) => Ok(got),
+        Err(_) => Err(io::Error::last_os_error()),
+    }
+}

@@ -1,1 +1,0 @@
-//! The control transport over ZeroMQ; the only file that names zmq.

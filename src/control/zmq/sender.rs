@@ -1,0 +1,440 @@
+//! Outgoing connections: at most one link for each peer at any time, all non-blocking, watched by one epoll set.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::SocketAddr;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use mio::{Events, Poll, Token, Waker};
+
+use super::link::{Link, LinkEvent, LinkOptions, full_queue};
+use super::{MAX_PEERS, ZmqConfig};
+use crate::control::resolve::{Answer, Resolver, Ticket};
+use crate::control::{ControlEvent, ControlSender};
+use crate::protocol::error::{Error, ErrorKind, Result};
+use crate::protocol::ids::{PeerId, SessionId};
+use crate::protocol::timer::Timestamp;
+
+/// How long past its linger a closing link may keep its peer from being dialled again.
+const CLOSE_SLACK: Duration = Duration::from_secs(1);
+
+/// Between the end of a link and the next to the same peer: a peer without handover must have noticed the end, else it
+/// never reads the new one. vLLM looks at its socket each millisecond when it is not busy.
+const SETTLE: Duration = Duration::from_millis(100);
+
+/// The token that is no link: resolved names and events made outside `poll`.
+const WAKE: Token = Token(usize::MAX);
+
+const READY_BATCH: usize = 64;
+
+/// ```text
+///   dial ──▶ Resolving ──▶ Waiting ──▶ Linked ──▶ Lost
+///               └────────────┴──────────────────────▲
+///   Waiting: the peer's earlier link is not closed yet. Lost: its event was given; only close is left.
+/// ```
+enum Stage {
+    Resolving { ticket: Ticket, queued: Queued },
+    Waiting { address: SocketAddr, queued: Queued },
+    Linked { link: usize },
+    Lost,
+}
+
+/// Messages sent before there is a DEALER to hold them.
+type Queued = VecDeque<Vec<u8>>;
+
+struct Session {
+    peer: PeerId,
+    stage: Stage,
+}
+
+/// Who holds the one link to a peer, and who wants it next.
+struct Slot {
+    holder: usize,
+    waiting: VecDeque<SessionId>,
+}
+
+/// The sending half; see [`super::open`].
+pub struct ZmqSender {
+    context: ::zmq::Context,
+    options: LinkOptions,
+    max_links: usize,
+    linger: Duration,
+    sessions: HashMap<SessionId, Session>,
+    links: HashMap<usize, Link>,
+    next_link: usize,
+    slots: HashMap<PeerId, Slot>,
+    /// When a slot is freed: [`SETTLE`] after its holder ended, or when a holder that does not end is given up.
+    due: BTreeMap<(Timestamp, usize), PeerId>,
+    /// Links of lost sessions, to be closed by the next `poll`, which knows the time.
+    lost_links: Vec<usize>,
+    resolver: Resolver,
+    resolving: HashMap<Ticket, SessionId>,
+    /// Told by the next `poll`.
+    events: Vec<ControlEvent>,
+    epoll: Poll,
+    ready: Events,
+    waker: Arc<Waker>,
+}
+
+impl ZmqSender {
+    pub(super) fn new(context: ::zmq::Context, config: &ZmqConfig, local_id: &PeerId) -> Result<Self> {
+        let refused = |error: std::io::Error| {
+            Error::new(
+                ErrorKind::OutOfResources,
+                format!("no epoll set for the control connections: {error}"),
+            )
+        };
+        let epoll = Poll::new().map_err(refused)?;
+        let waker = Arc::new(Waker::new(epoll.registry(), WAKE).map_err(refused)?);
+        let for_resolver = Arc::clone(&waker);
+        Ok(ZmqSender {
+            context,
+            options: LinkOptions::new(config, local_id),
+            // Closing links count too; the context has sockets for this many.
+            max_links: (config.max_peers * 2).clamp(1, MAX_PEERS),
+            linger: config.linger,
+            sessions: HashMap::new(),
+            links: HashMap::new(),
+            next_link: 0,
+            slots: HashMap::new(),
+            due: BTreeMap::new(),
+            lost_links: Vec::new(),
+            resolver: Resolver::new(Arc::new(move || wake(&for_resolver))),
+            resolving: HashMap::new(),
+            events: Vec::new(),
+            epoll,
+            ready: Events::with_capacity(READY_BATCH),
+            waker,
+        })
+    }
+
+    fn start(&mut self, session: SessionId, peer: PeerId) {
+        if let Some(address) = peer.numeric_address() {
+            let stage = Stage::Waiting { address, queued: Queued::new() };
+            self.sessions.insert(session, Session { peer: peer.clone(), stage });
+            self.want_link(session, peer);
+            return;
+        }
+        match self.resolver.ask(peer.host(), peer.port()) {
+            Ok(ticket) => {
+                self.resolving.insert(ticket, session);
+                let stage = Stage::Resolving { ticket, queued: Queued::new() };
+                self.sessions.insert(session, Session { peer, stage });
+            }
+            Err(reason) => {
+                self.sessions.insert(session, Session { peer, stage: Stage::Lost });
+                self.events.push(ControlEvent::Unresolvable { session, reason });
+            }
+        }
+    }
+
+    fn resolved(&mut self, Answer { ticket, outcome }: Answer) {
+        // A session that was closed meanwhile has taken its ticket along.
+        let Some(session) = self.resolving.remove(&ticket) else { return };
+        let Some(entry) = self.sessions.get_mut(&session) else { return };
+        let Stage::Resolving { queued, .. } = &mut entry.stage else { return };
+        let peer = entry.peer.clone();
+        let first = outcome.and_then(|addresses| {
+            let first = addresses.first().copied().ok_or_else(|| format!("{peer} has no address"))?;
+            Ok((first, addresses))
+        });
+        match first {
+            Ok((address, addresses)) => {
+                entry.stage = Stage::Waiting { address, queued: std::mem::take(queued) };
+                self.events.push(ControlEvent::Resolved { session, addresses });
+                self.want_link(session, peer);
+            }
+            Err(reason) => {
+                entry.stage = Stage::Lost;
+                self.events.push(ControlEvent::Unresolvable { session, reason });
+            }
+        }
+    }
+
+    /// Links the waiting session now, or when the peer's earlier link is gone.
+    fn want_link(&mut self, session: SessionId, peer: PeerId) {
+        match self.slots.get_mut(&peer) {
+            Some(slot) => slot.waiting.push_back(session),
+            None => self.fill_slot(peer, VecDeque::from([session])),
+        }
+    }
+
+    /// Gives the peer's free slot to the first of `waiting` that still wants it and can be linked.
+    fn fill_slot(&mut self, peer: PeerId, mut waiting: VecDeque<SessionId>) {
+        while let Some(session) = waiting.pop_front() {
+            if let Some(holder) = self.link(session, &peer) {
+                self.slots.insert(peer, Slot { holder, waiting });
+                return;
+            }
+        }
+    }
+
+    /// Opens the link of a waiting session. `None`: it does not want one any more, or was lost over it.
+    fn link(&mut self, session: SessionId, peer: &PeerId) -> Option<usize> {
+        let entry = self.sessions.get_mut(&session).filter(|entry| entry.peer == *peer)?;
+        let Stage::Waiting { address, queued } = &mut entry.stage else { return None };
+        let (address, queued) = (*address, std::mem::take(queued));
+        match self.open_link(session, peer, address) {
+            Ok(id) => {
+                self.set_stage(session, Stage::Linked { link: id });
+                let link = self.links.get(&id)?;
+                let started = link.connect().and_then(|()| queued.iter().try_for_each(|m| link.send(m)));
+                if let Err(reason) = started {
+                    self.lose(session, reason);
+                }
+                Some(id)
+            }
+            Err(reason) => {
+                self.lose(session, format!("{peer} cannot be dialled: {reason}"));
+                None
+            }
+        }
+    }
+
+    fn open_link(
+        &mut self,
+        session: SessionId,
+        peer: &PeerId,
+        address: SocketAddr,
+    ) -> std::result::Result<usize, String> {
+        if self.links.len() >= self.max_links {
+            return Err(format!("{} connections are open or closing already", self.links.len()));
+        }
+        let id = self.next_link;
+        self.next_link += 1;
+        let dialled = (session, peer.clone(), address);
+        let link = Link::new(&self.context, self.epoll.registry(), &self.options, dialled, id)?;
+        self.links.insert(id, link);
+        Ok(id)
+    }
+
+    fn set_stage(&mut self, session: SessionId, stage: Stage) {
+        if let Some(entry) = self.sessions.get_mut(&session) {
+            entry.stage = stage;
+        }
+    }
+
+    /// Tells once that the session's connection is lost, and ends it.
+    fn lose(&mut self, session: SessionId, reason: String) {
+        let Some(entry) = self.sessions.get_mut(&session) else { return };
+        match std::mem::replace(&mut entry.stage, Stage::Lost) {
+            Stage::Lost => return,
+            Stage::Linked { link } => self.lost_links.push(link),
+            Stage::Resolving { ticket, .. } => drop(self.resolving.remove(&ticket)),
+            Stage::Waiting { .. } => {}
+        }
+        self.events.push(ControlEvent::ConnectionLost { session, reason });
+    }
+
+    /// Ends what the stage holds. What waits for a link is given up: nothing of it can leave before that.
+    fn end_stage(&mut self, now: Timestamp, stage: &Stage, linger: Duration) {
+        match stage {
+            Stage::Linked { link } => self.close_link(now, *link, linger),
+            Stage::Resolving { ticket, .. } => drop(self.resolving.remove(ticket)),
+            Stage::Waiting { .. } | Stage::Lost => {}
+        }
+    }
+
+    fn close_link(&mut self, now: Timestamp, id: usize, linger: Duration) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        if link.give_up().is_some() {
+            return;
+        }
+        let give_up = now + linger + CLOSE_SLACK;
+        link.close(linger, give_up);
+        self.due.insert((give_up, id), link.peer.clone());
+    }
+
+    /// Looks at everything that became ready, and at nothing else.
+    fn take_ready(&mut self, now: Timestamp, wait: Duration) {
+        loop {
+            // Interrupted: the set stays readable and the caller comes again.
+            if self.epoll.poll(&mut self.ready, Some(wait)).is_err() {
+                return;
+            }
+            let tokens: Vec<Token> = self.ready.iter().map(mio::event::Event::token).collect();
+            for token in &tokens {
+                match *token {
+                    WAKE => {
+                        while let Some(answer) = self.resolver.next_answer() {
+                            self.resolved(answer);
+                        }
+                    }
+                    Token(id) => self.read_monitor(now, id),
+                }
+            }
+            if tokens.len() < READY_BATCH {
+                return;
+            }
+        }
+    }
+
+    fn read_monitor(&mut self, now: Timestamp, id: usize) {
+        while let Some(link) = self.links.get(&id) {
+            let session = link.session;
+            let closing = link.give_up().is_some();
+            match link.next_event() {
+                Some(LinkEvent::Lost(reason)) if !closing => self.lose_link(session, id, reason),
+                Some(LinkEvent::Lost(_)) => {}
+                Some(LinkEvent::Ended) => {
+                    self.lose_link(session, id, "the control socket was shut down".to_owned());
+                    self.link_ended(now, id);
+                }
+                None => return,
+            }
+        }
+    }
+
+    /// Loses the session if this link is still its own.
+    fn lose_link(&mut self, session: SessionId, id: usize, reason: String) {
+        let own = |entry: &Session| matches!(entry.stage, Stage::Linked { link } if link == id);
+        if self.sessions.get(&session).is_some_and(own) {
+            self.lose(session, reason);
+        }
+    }
+
+    /// Nothing is left of the link's DEALER, so its monitor may go.
+    fn link_ended(&mut self, now: Timestamp, id: usize) {
+        let Some(link) = self.links.remove(&id) else { return };
+        link.unwatch(self.epoll.registry());
+        if let Some(give_up) = link.give_up() {
+            self.due.remove(&(give_up, id));
+        }
+        if self.slots.get(&link.peer).is_some_and(|slot| slot.holder == id) {
+            self.due.insert((now + SETTLE, id), link.peer);
+        }
+    }
+
+    fn free_due_slots(&mut self, now: Timestamp) {
+        while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= now) {
+            let ((_, id), peer) = entry.remove_entry();
+            if self.links.contains_key(&id) {
+                log::warn!(
+                    "the old connection to {peer} does not end; dialling it again may not be heard there"
+                );
+            }
+            if self.slots.get(&peer).is_some_and(|slot| slot.holder == id)
+                && let Some(slot) = self.slots.remove(&peer)
+            {
+                self.fill_slot(peer, slot.waiting);
+            }
+        }
+    }
+
+    /// Calls outside `poll` leave their events to it.
+    fn wake_for_events(&self) {
+        if !self.events.is_empty() {
+            wake(&self.waker);
+        }
+    }
+}
+
+impl ControlSender for ZmqSender {
+    fn dial(&mut self, now: Timestamp, session: SessionId, peer: &PeerId) {
+        if let Some(old) = self.sessions.remove(&session) {
+            self.end_stage(now, &old.stage, Duration::ZERO);
+        }
+        self.start(session, peer.clone());
+        self.wake_for_events();
+    }
+
+    /// A lost session stays lost: its event was given.
+    fn redial(&mut self, now: Timestamp, session: SessionId) {
+        match self.sessions.get(&session) {
+            Some(Session {
+                peer,
+                stage: Stage::Linked { .. } | Stage::Waiting { .. } | Stage::Resolving { .. },
+            }) => {
+                let peer = peer.clone();
+                self.dial(now, session, &peer);
+            }
+            Some(Session { stage: Stage::Lost, .. }) | None => {
+                log::debug!("session {session} has no connection to redial");
+            }
+        }
+    }
+
+    fn send(&mut self, session: SessionId, payload: &[u8]) {
+        let Some(entry) = self.sessions.get_mut(&session) else { return };
+        let sent = match &mut entry.stage {
+            Stage::Linked { link } => self.links.get(link).map_or(Ok(()), |link| link.send(payload)),
+            Stage::Resolving { queued, .. } | Stage::Waiting { queued, .. } => {
+                if queued.len() < self.options.send_queue {
+                    queued.push_back(payload.to_vec());
+                    Ok(())
+                } else {
+                    Err(full_queue(self.options.send_queue))
+                }
+            }
+            Stage::Lost => Ok(()),
+        };
+        if let Err(reason) = sent {
+            self.lose(session, reason);
+            self.wake_for_events();
+        }
+    }
+
+    /// `linger` counts up to the configured one, so that dropping the sender has a bound.
+    fn close(&mut self, now: Timestamp, session: SessionId, linger: Duration) {
+        if let Some(old) = self.sessions.remove(&session) {
+            self.end_stage(now, &old.stage, linger.min(self.linger));
+        }
+    }
+
+    fn poll(&mut self, now: Timestamp, events: &mut Vec<ControlEvent>) {
+        self.take_ready(now, Duration::ZERO);
+        self.free_due_slots(now);
+        for id in std::mem::take(&mut self.lost_links) {
+            self.close_link(now, id, Duration::ZERO);
+        }
+        events.append(&mut self.events);
+    }
+
+    fn next_deadline(&self) -> Option<Timestamp> {
+        self.due.first_key_value().map(|((at, _), _)| *at)
+    }
+
+    fn event_fd(&self) -> RawFd {
+        self.epoll.as_raw_fd()
+    }
+
+    fn open_connections(&self) -> usize {
+        let opening =
+            |entry: &&Session| matches!(entry.stage, Stage::Resolving { .. } | Stage::Waiting { .. });
+        self.links.len() + self.sessions.values().filter(opening).count()
+    }
+}
+
+impl Drop for ZmqSender {
+    /// Open connections end at once, closing ones get the rest of their linger.
+    #[allow(clippy::disallowed_methods)] // a destructor is given no time, and must have a bound
+    fn drop(&mut self) {
+        self.sessions.clear();
+        self.slots.clear();
+        for link in self.links.values_mut() {
+            link.close(Duration::ZERO, Timestamp::ZERO);
+        }
+        let limit = Instant::now() + self.linger + CLOSE_SLACK;
+        while !self.links.is_empty() {
+            let left = limit.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            self.take_ready(Timestamp::ZERO, left);
+        }
+        if self.links.is_empty() {
+            return;
+        }
+        log::error!("{} control connections do not end; their sockets are abandoned", self.links.len());
+        // A monitor that is closed before its DEALER has ended can block libzmq for good, and ending the context would
+        // wait for that. Abandoned, they keep the context alive instead.
+        self.links.drain().for_each(|(_, link)| std::mem::forget(link));
+    }
+}
+
+/// The set becomes readable.
+fn wake(waker: &Waker) {
+    // Fails only when the counter is full, and then it is readable already.
+    let _ = waker.wake();
+}

@@ -1,0 +1,243 @@
+//! The door: the listening socket, and connections that have not proved yet whose they are.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{Shutdown, SocketAddr};
+use std::time::Duration;
+
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use super::admission::Admission;
+use super::frame::{Answer, Hello, HelloRefusal, MAX_TOKEN_LEN, VERSION};
+use super::inbound::Inbound;
+use super::reactor::{Connection, Fill, LISTENER, Outbox, Reactor, Route, fill};
+use super::sys::{ConnectionId, Interest};
+use super::{TcpConfig, describe_bind_error};
+use crate::protocol::error::Result;
+use crate::protocol::ids::SessionId;
+use crate::protocol::timer::Timestamp;
+
+const BACKLOG: i32 = 128;
+/// Out of descriptors or memory: accepting rests so long instead of spinning.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// Accepted in one go, before other work gets its turn.
+const ACCEPTS_PER_TURN: usize = 32;
+
+/// Binds the data port. Free again as soon as the socket closes.
+pub(super) fn bind(config: &TcpConfig) -> Result<(Socket, u16)> {
+    let address = SocketAddr::new(config.bind_ip, config.port);
+    open_listening_socket(address).map_err(|error| describe_bind_error(address, &error))
+}
+
+fn open_listening_socket(address: SocketAddr) -> io::Result<(Socket, u16)> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    if address.is_ipv6() && address.ip().is_unspecified() {
+        socket.set_only_v6(false)?;
+    }
+    socket.bind(&SockAddr::from(address))?;
+    socket.listen(BACKLOG)?;
+    let bound = socket.local_addr()?.as_socket().ok_or_else(|| io::Error::other("bound to no IP address"))?;
+    Ok((socket, bound.port()))
+}
+
+pub(super) struct Listener {
+    socket: Socket,
+    paused_until: Option<Timestamp>,
+    /// By id, hence by age.
+    greetings: BTreeMap<ConnectionId, Greeting>,
+}
+
+impl Listener {
+    /// `socket` is in the epoll set already.
+    pub fn new(socket: Socket) -> Listener {
+        Listener { socket, paused_until: None, greetings: BTreeMap::new() }
+    }
+
+    pub fn accept_ready(&mut self, reactor: &mut Reactor) {
+        for _ in 0..ACCEPTS_PER_TURN {
+            match self.socket.accept() {
+                Ok((socket, from)) => self.greet(socket, from.as_socket(), reactor),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if is_shortage(&error) => return self.pause(&error, reactor),
+                // The connection that was next died before it was accepted: no matter.
+                Err(error) => log::debug!("tcp: accepting a data connection: {error}"),
+            }
+        }
+    }
+
+    fn pause(&mut self, error: &io::Error, reactor: &mut Reactor) {
+        log::warn!("tcp: cannot accept data connections ({error}); trying again in {ACCEPT_PAUSE:?}");
+        if let Err(error) = reactor.watch_listener(&self.socket, false) {
+            log::warn!("tcp: pausing the listener: {error}");
+        }
+        self.paused_until = Some(reactor.set_deadline(LISTENER, ACCEPT_PAUSE));
+    }
+
+    /// The deadline of the pause, or an old one.
+    pub fn resume(&mut self, reactor: &mut Reactor) {
+        if self.paused_until.is_none_or(|until| until > reactor.now) {
+            return;
+        }
+        match reactor.watch_listener(&self.socket, true) {
+            Ok(()) => self.paused_until = None,
+            Err(error) => {
+                log::warn!("tcp: resuming the listener: {error}");
+                self.paused_until = Some(reactor.set_deadline(LISTENER, ACCEPT_PAUSE));
+            }
+        }
+    }
+
+    /// At the cap the oldest stranger has to go: a true peer says its hello at once.
+    fn greet(&mut self, socket: Socket, from: Option<SocketAddr>, reactor: &mut Reactor) {
+        if self.greetings.len() >= reactor.config.max_unauthenticated
+            && let Some((_, oldest)) = self.greetings.pop_first()
+        {
+            log::debug!("tcp: too many connections without a hello; closing the one from {}", oldest.from());
+            reactor.close(oldest.connection);
+        }
+        let opened =
+            reactor.tune(&socket).and_then(|()| reactor.open(socket, Interest::READ, Route::Greeting));
+        match opened {
+            Ok(connection) => {
+                let deadline = reactor.set_deadline(connection.id, reactor.config.hello_timeout);
+                let id = connection.id;
+                self.greetings.insert(id, Greeting { connection, from, deadline, bytes: Vec::new(), got: 0 });
+            }
+            Err(error) => log::warn!("tcp: a data connection cannot be used: {error}"),
+        }
+    }
+
+    /// Reads on. Gives the connection once it has proved whose it is and there is room for it.
+    pub fn greeting_ready(
+        &mut self,
+        id: ConnectionId,
+        reactor: &mut Reactor,
+        admission: &Admission,
+        streams_of: impl Fn(SessionId) -> usize,
+    ) -> Option<Inbound> {
+        let mut greeting = self.greetings.remove(&id)?;
+        let verdict = match greeting.read() {
+            Ok(Some(hello)) => greeting.judge(&hello, reactor, admission, streams_of),
+            Ok(None) => {
+                self.greetings.insert(id, greeting);
+                return None;
+            }
+            Err(why) => {
+                log::debug!("tcp: closing the connection from {}: {why}", greeting.from());
+                reactor.close(greeting.connection);
+                return None;
+            }
+        };
+        greeting.answer(verdict, reactor)
+    }
+
+    pub fn greeting_expired(&mut self, id: ConnectionId, reactor: &mut Reactor) {
+        if self.greetings.get(&id).is_some_and(|greeting| greeting.deadline <= reactor.now)
+            && let Some(greeting) = self.greetings.remove(&id)
+        {
+            log::debug!("tcp: closing the connection from {}: no hello in time", greeting.from());
+            reactor.close(greeting.connection);
+        }
+    }
+
+    /// Shut down by hand, for the port's sake, should a forked child hold a copy.
+    pub fn close(mut self, reactor: &mut Reactor) {
+        while let Some((_, greeting)) = self.greetings.pop_first() {
+            reactor.close(greeting.connection);
+        }
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+}
+
+/// Conditions that pass when something is freed, and until then make `accept` fail without end.
+fn is_shortage(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM))
+}
+
+/// An accepted connection whose hello is not complete.
+struct Greeting {
+    connection: Connection,
+    from: Option<SocketAddr>,
+    deadline: Timestamp,
+    bytes: Vec<u8>,
+    got: usize,
+}
+
+impl Greeting {
+    fn from(&self) -> String {
+        self.from.map_or_else(|| "an unknown address".to_owned(), |from| from.to_string())
+    }
+
+    /// `None`: more has to come.
+    fn read(&mut self) -> std::result::Result<Option<Hello>, String> {
+        let mut hello = None;
+        let mut needed = Hello::LEN;
+        loop {
+            self.bytes.resize(needed, 0);
+            let filled = fill(&self.connection.socket, &mut self.bytes, &mut self.got);
+            if !Hello::may_begin_with(self.bytes.get(..self.got).unwrap_or_default()) {
+                return Err("it does not speak the data protocol".to_owned());
+            }
+            match filled.map_err(|error| error.to_string())? {
+                Fill::Ended => return Err("it closed before its hello was complete".to_owned()),
+                Fill::Blocked => return Ok(None),
+                Fill::Complete if hello.is_some() => return Ok(hello),
+                Fill::Complete => {
+                    let decoded = Hello::decode(&self.bytes).map_err(|error| error.to_string())?;
+                    needed = Hello::LEN + decoded.token_len.min(MAX_TOKEN_LEN);
+                    hello = Some(decoded);
+                }
+            }
+        }
+    }
+
+    fn judge(
+        &self,
+        hello: &Hello,
+        reactor: &Reactor,
+        admission: &Admission,
+        streams_of: impl Fn(SessionId) -> usize,
+    ) -> std::result::Result<SessionId, HelloRefusal> {
+        if hello.version != VERSION {
+            return Err(HelloRefusal::Version { receiver: VERSION.into() });
+        }
+        let token = self.bytes.get(Hello::LEN..).unwrap_or_default();
+        let session = admission.session_of(token).ok_or(HelloRefusal::Token)?;
+        let block_len = reactor.block_len() as u64;
+        if hello.block_len != block_len {
+            return Err(HelloRefusal::BlockLen { receiver: block_len });
+        }
+        let limit = reactor.config.max_streams_per_session;
+        if streams_of(session) >= limit {
+            return Err(HelloRefusal::TooManyStreams { limit: limit as u64 });
+        }
+        Ok(session)
+    }
+
+    /// Nothing was sent before on this connection, so the few bytes fit its buffer or it is broken.
+    fn answer(
+        self,
+        verdict: std::result::Result<SessionId, HelloRefusal>,
+        reactor: &mut Reactor,
+    ) -> Option<Inbound> {
+        let mut outbox = Outbox::default();
+        outbox.push(&Answer(verdict.map(drop)).encode());
+        let sent = outbox.flush(&self.connection.socket);
+        match (verdict, sent) {
+            (Ok(session), Ok(())) if outbox.waiting() == 0 => {
+                reactor.reroute(self.connection.id, Route::Inbound);
+                let from = self.from();
+                log::debug!("tcp: data connection of session {session} from {from}");
+                return Some(Inbound::new(self.connection, session, from));
+            }
+            (Err(refusal), Ok(())) => {
+                log::warn!("tcp: refused a data connection from {}: {refusal}", self.from());
+            }
+            (_, sent) => log::debug!("tcp: the connection from {} broke: {:?}", self.from(), sent.err()),
+        }
+        reactor.close(self.connection);
+        None
+    }
+}

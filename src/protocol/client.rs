@@ -1,0 +1,634 @@
+//! The consumer role toward one peer: lookups and loads.
+//!
+//! ```text
+//!           submit                       fetch may be sent
+//!   (none) ───────► Queued ──────────────────────────────► Fetching
+//!                     │ abort, death                 abort │    │ transfer_done, death
+//!                     ▼                                    ▼    ▼
+//!                  result          abort_ack, time ◄── Aborting Closing
+//!                                        │                 └─┬──┘
+//!                                        ▼   fence closed    ▼
+//!                                      (gone) ◄────────── result
+//! ```
+//!
+//! A load's job is reported once nothing can write into its blocks any more: when the data plane has closed its fence,
+//! or, where it cannot, when the peer has answered or has been silent for `abort_ack` (then with a flag). An aborted
+//! load that was reported stays known until its `abort_ack`, so that its round is not used again meanwhile.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use foldhash::quality::FixedState;
+use hashbrown::HashMap;
+use hashbrown::hash_map::EntryRef;
+
+use super::context::{Cause, Context, TimerKey};
+use super::ids::{BlockIndex, JobId, KvRequestId, LoadToken, RoundSeq, SessionId};
+use super::job::{JobFlags, LookupState, Outcome};
+use super::keys::{Key, KeyBatch, KeysView};
+use super::message::{AbortFetch, Fetch, Lookup, LookupResp, Message};
+use super::output::Output;
+use super::timer::Timestamp;
+
+#[derive(Debug)]
+pub struct ClientRole {
+    session: SessionId,
+    requests: BTreeMap<KvRequestId, ConsumerRequest>,
+    /// The peer is legacy: every lookup is a miss.
+    never_answered: bool,
+    /// Ids with keys that the next flush has to send.
+    unflushed: Vec<KvRequestId>,
+    loads_live: usize,
+    bytes_in: u64,
+}
+
+/// One `kv_request_id` that is pulled from this peer.
+#[derive(Debug)]
+struct ConsumerRequest {
+    round: RoundSeq,
+    probes: HashMap<Key, Probe, FixedState>,
+    /// Registered since the last flush, in order.
+    unsent: KeyBatch,
+    /// Lookups sent and not answered, oldest first: an answer names no round, only its keys.
+    awaiting: VecDeque<KeyBatch>,
+    lookup_timeout: Duration,
+    lookup_deadline: Option<Timestamp>,
+    /// The peer may hold pins of a lookup that no fetch has closed.
+    peer_lookup_open: bool,
+    loads: BTreeMap<RoundSeq, Load>,
+    /// The engine has finished the request; only unfinished loads keep it here.
+    finished: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Probe {
+    Asked,
+    Hit,
+    Miss,
+}
+
+#[derive(Debug)]
+struct Load {
+    job: JobId,
+    token: LoadToken,
+    blocks: Vec<BlockIndex>,
+    state: LoadState,
+    deadline: Timestamp,
+}
+
+/// See the diagram at the top.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum LoadState {
+    /// The fetch waits for the session to be ready.
+    Queued,
+    Fetching,
+    /// `abort_fetch` was sent. `cause`: the result still to be given; `None` once it was.
+    Aborting {
+        cause: Option<Cause>,
+    },
+    /// The outcome is known; the fence is closing.
+    Closing {
+        cause: Cause,
+    },
+}
+
+/// What a new load is made of. The caller has checked it.
+#[derive(Debug)]
+pub struct NewLoad<'a> {
+    pub kv_request_id: &'a KvRequestId,
+    pub job: JobId,
+    pub keys: KeysView<'a>,
+    pub blocks: Vec<BlockIndex>,
+    pub timeout: Duration,
+}
+
+impl ClientRole {
+    #[must_use]
+    pub fn new(session: SessionId) -> Self {
+        ClientRole {
+            session,
+            requests: BTreeMap::new(),
+            never_answered: false,
+            unflushed: Vec::new(),
+            loads_live: 0,
+            bytes_in: 0,
+        }
+    }
+
+    /// Loads whose job is still open.
+    #[must_use]
+    pub fn loads_live(&self) -> usize {
+        self.loads_live
+    }
+
+    #[must_use]
+    pub fn bytes_in(&self) -> u64 {
+        self.bytes_in
+    }
+
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.requests.is_empty()
+    }
+
+    #[must_use]
+    pub fn uses(&self, id: &KvRequestId) -> bool {
+        self.requests.contains_key(id)
+    }
+
+    /// The load under a token, as the session needs it when the fetch is about to leave: its blocks, to be armed.
+    pub fn start_fetching(
+        &mut self,
+        id: &KvRequestId,
+        round: RoundSeq,
+    ) -> Option<(LoadToken, Vec<BlockIndex>)> {
+        let load = self.requests.get_mut(id)?.loads.get_mut(&round)?;
+        if load.state != LoadState::Queued {
+            return None;
+        }
+        load.state = LoadState::Fetching;
+        Some((load.token, load.blocks.clone()))
+    }
+
+    /// Whether another load of the id has its fetch at the peer: a legacy peer takes one at a time.
+    #[must_use]
+    pub fn has_load_in_flight(&self, id: &KvRequestId) -> bool {
+        self.requests
+            .get(id)
+            .is_some_and(|request| request.loads.values().any(|load| load.state != LoadState::Queued))
+    }
+
+    /// Whether a key of the id was looked up and not answered.
+    #[must_use]
+    pub fn has_open_lookups(&self, id: &KvRequestId) -> bool {
+        self.requests.get(id).is_some_and(|request| !request.awaiting.is_empty() || !request.unsent.is_empty())
+    }
+
+    /// Whether a load of the id is open.
+    #[must_use]
+    pub fn has_live_load(&self, id: &KvRequestId) -> bool {
+        self.requests.get(id).is_some_and(|request| !request.loads.is_empty())
+    }
+
+    /// Whether the id has used a round, for the rule that a PD request loads once.
+    #[must_use]
+    pub fn has_loaded(&self, id: &KvRequestId) -> bool {
+        self.requests.get(id).is_some_and(|request| request.round != RoundSeq::FIRST)
+    }
+
+    /// Looks keys up: what is known is answered, what is new is registered for the next flush.
+    pub fn lookup(
+        &mut self,
+        cx: &Context,
+        id: &KvRequestId,
+        timeout: Duration,
+        keys: KeysView<'_>,
+        states: &mut [LookupState],
+    ) {
+        if self.never_answered {
+            return;
+        }
+        let request = self.request(cx, id);
+        request.lookup_timeout = timeout;
+        let nothing_unsent = request.unsent.is_empty();
+        for (key, state) in keys.iter().zip(states) {
+            *state = match request.probes.entry_ref(key) {
+                EntryRef::Occupied(probe) => match probe.get() {
+                    Probe::Asked => LookupState::Retry,
+                    Probe::Hit => LookupState::Hit,
+                    Probe::Miss => LookupState::Miss,
+                },
+                EntryRef::Vacant(vacant) => {
+                    let known = if request.unsent.push(key) { Probe::Asked } else { Probe::Miss };
+                    vacant.insert_with_key(Key::new(key), known);
+                    LookupState::Retry
+                }
+            };
+        }
+        if nothing_unsent && !request.unsent.is_empty() {
+            self.unflushed.push(id.clone());
+        }
+    }
+
+    fn request(&mut self, cx: &Context, id: &KvRequestId) -> &mut ConsumerRequest {
+        self.requests.entry(id.clone()).or_insert_with(|| ConsumerRequest {
+            round: RoundSeq::FIRST,
+            probes: HashMap::with_hasher(cx.hasher()),
+            unsent: KeyBatch::new(),
+            awaiting: VecDeque::new(),
+            lookup_timeout: cx.config.timeouts.lookup,
+            lookup_deadline: None,
+            peer_lookup_open: false,
+            loads: BTreeMap::new(),
+            finished: false,
+        })
+    }
+
+    /// One `lookup` for each request with new keys (more where a message would get too large).
+    pub fn flush_lookups(&mut self, cx: &mut Context, ready: bool) {
+        for id in std::mem::take(&mut self.unflushed) {
+            let Some(request) = self.requests.get_mut(&id) else { continue };
+            let keys = std::mem::take(&mut request.unsent);
+            if keys.is_empty() {
+                continue;
+            }
+            for keys in split_to_messages(keys, cx) {
+                request.awaiting.push_back(keys.clone());
+                let lookup = Lookup { kv_request_id: id.clone(), keys, round_seq: request.round };
+                cx.say(self.session, Message::Lookup(lookup));
+                cx.stats.lookups_sent += 1;
+            }
+            request.peer_lookup_open = true;
+            if ready && request.lookup_deadline.is_none() {
+                request.arm_lookup_deadline(cx, self.session, &id);
+            }
+        }
+    }
+
+    /// The session became ready: what was flushed before counts its time from now.
+    pub fn on_ready(&mut self, cx: &mut Context) {
+        for (id, request) in &mut self.requests {
+            if !request.awaiting.is_empty() {
+                request.arm_lookup_deadline(cx, self.session, id);
+            }
+        }
+    }
+
+    /// The peer turned out to be legacy: it answers no lookups.
+    pub fn all_probes_miss(&mut self, cx: &mut Context) {
+        self.never_answered = true;
+        self.unflushed.clear();
+        for (id, request) in &mut self.requests {
+            request.probes.values_mut().for_each(|probe| *probe = Probe::Miss);
+            request.forget_lookups(cx, self.session, id);
+            request.peer_lookup_open = false;
+        }
+    }
+
+    /// Whether all keys are confirmed hits of the current round; the position of the first that is not otherwise.
+    #[must_use]
+    pub fn first_unconfirmed(&self, id: &KvRequestId, keys: KeysView<'_>) -> Option<usize> {
+        let Some(request) = self.requests.get(id) else { return (!keys.is_empty()).then_some(0) };
+        keys.iter().position(|key| request.probes.get(key) != Some(&Probe::Hit))
+    }
+
+    /// Opens a load: its `fetch` closes the round, the next one begins.
+    pub fn load(&mut self, cx: &mut Context, new: NewLoad<'_>) {
+        let token = cx.new_load_token();
+        let session = self.session;
+        let deadline = cx.now + new.timeout;
+        let request = self.request(cx, new.kv_request_id);
+        let round = request.round;
+        request.round = round.next();
+        request.peer_lookup_open = false;
+        request.probes.clear();
+        request.forget_lookups(cx, session, new.kv_request_id);
+        let fetch = Fetch {
+            kv_request_id: new.kv_request_id.clone(),
+            keys: KeyBatch::from(new.keys),
+            block_indexes: new.blocks.iter().map(|block| u64::from(block.0)).collect(),
+            round_seq: round,
+            load_token: Some(token.0),
+        };
+        let load = Load { job: new.job, token, blocks: new.blocks, state: LoadState::Queued, deadline };
+        request.loads.insert(round, load);
+        cx.loads.insert(token, (session, new.kv_request_id.clone(), round));
+        cx.timers.set(deadline, TimerKey::Load(session, new.kv_request_id.clone(), round));
+        self.loads_live += 1;
+        cx.say(session, Message::Fetch(fetch));
+    }
+
+    /// The answer to the oldest unanswered lookup with exactly these keys. Anything else is junk and changes nothing.
+    pub fn on_lookup_resp(&mut self, cx: &mut Context, resp: &LookupResp) {
+        let matched = self.requests.get_mut(&resp.kv_request_id).and_then(|request| {
+            let position = request.awaiting.iter().position(|keys| *keys == resp.keys)?;
+            request.awaiting.remove(position)?;
+            Some(request)
+        });
+        let Some(request) = matched else {
+            cx.stats.messages_late += 1;
+            return;
+        };
+        for (key, hit) in resp.keys.iter().zip(&resp.hits) {
+            if let Some(probe) = request.probes.get_mut(key)
+                && *probe == Probe::Asked
+            {
+                *probe = if *hit { Probe::Hit } else { Probe::Miss };
+                *if *hit { &mut cx.stats.keys_hit } else { &mut cx.stats.keys_missed } += 1;
+            }
+        }
+        request.disarm_lookup_deadline(cx, self.session, &resp.kv_request_id);
+        if !request.awaiting.is_empty() {
+            request.arm_lookup_deadline(cx, self.session, &resp.kv_request_id);
+        }
+    }
+
+    pub fn on_transfer_done(
+        &mut self,
+        cx: &mut Context,
+        id: &KvRequestId,
+        round: RoundSeq,
+        success: bool,
+        fenced: bool,
+    ) {
+        let Some(load) = self.load_mut(id, round) else {
+            cx.stats.messages_late += 1;
+            return;
+        };
+        match &load.state {
+            LoadState::Fetching => {
+                let cause = if success {
+                    Cause::new(Outcome::Done, "")
+                } else {
+                    Cause::new(Outcome::NotSupplied, "the producer ended the round without all of its blocks")
+                };
+                load.state = LoadState::Closing { cause };
+                self.close_fence(cx, id, round, fenced);
+            }
+            // The round is over at the peer, so nothing of it writes any more: as good as an acknowledgement.
+            LoadState::Aborting { .. } => self.on_abort_ack(cx, id, round, fenced),
+            LoadState::Queued | LoadState::Closing { .. } => cx.stats.messages_late += 1,
+        }
+    }
+
+    pub fn on_abort_ack(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, fenced: bool) {
+        let session = self.session;
+        let Some(load) = self.load_mut(id, round) else {
+            cx.stats.messages_late += 1;
+            return;
+        };
+        match &load.state {
+            LoadState::Aborting { cause: Some(cause) } => {
+                let cause = cause.clone();
+                cancel_load_timer(cx, session, id, round, load);
+                load.state = LoadState::Closing { cause };
+                self.close_fence(cx, id, round, fenced);
+            }
+            LoadState::Aborting { cause: None } => self.forget_load(cx, id, round),
+            _ => cx.stats.messages_late += 1,
+        }
+    }
+
+    fn load_mut(&mut self, id: &KvRequestId, round: RoundSeq) -> Option<&mut Load> {
+        self.requests.get_mut(id)?.loads.get_mut(&round)
+    }
+
+    /// A legacy message names no round: it means the one load that can be live.
+    #[must_use]
+    pub fn only_round(&self, id: &KvRequestId) -> Option<RoundSeq> {
+        let loads = &self.requests.get(id)?.loads;
+        loads.iter().find(|(_, load)| load.state != LoadState::Queued).map(|(round, _)| *round)
+    }
+
+    fn close_fence(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, fenced: bool) {
+        let session = self.session;
+        let Some(load) = self.load_mut(id, round) else { return };
+        if fenced {
+            let token = load.token;
+            cx.emit(Output::Disarm { session, load: token });
+        } else {
+            self.report(cx, id, round, JobFlags::default());
+        }
+    }
+
+    /// The data plane can no longer touch the load's blocks.
+    pub fn on_disarmed(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
+        self.report(cx, id, round, JobFlags::default());
+    }
+
+    /// Gives the load's job its result, if that is still owed and its outcome is known.
+    fn report(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, flags: JobFlags) {
+        let Some(load) = self.load_mut(id, round) else { return };
+        let block_len = cx.config.block_len;
+        match &mut load.state {
+            LoadState::Closing { cause } => {
+                let bytes =
+                    if cause.outcome == Outcome::Done { load.blocks.len() as u64 * block_len } else { 0 };
+                cx.loading.remove_all(&load.blocks);
+                cx.finish_job(load.job, cause, bytes, flags);
+                self.loads_live -= 1;
+                self.bytes_in += bytes;
+                self.forget_load(cx, id, round);
+            }
+            LoadState::Aborting { cause } => {
+                if let Some(cause) = cause.take() {
+                    cx.loading.remove_all(&load.blocks);
+                    cx.finish_job(load.job, &cause, 0, flags);
+                    self.loads_live -= 1;
+                }
+            }
+            LoadState::Queued | LoadState::Fetching => {}
+        }
+    }
+
+    fn forget_load(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
+        let Some(request) = self.requests.get_mut(id) else { return };
+        if let Some(load) = request.loads.remove(&round) {
+            cx.loads.remove(&load.token);
+            cancel_load_timer(cx, self.session, id, round, &load);
+        }
+        if request.finished && request.loads.is_empty() {
+            self.requests.remove(id);
+        }
+    }
+
+    /// Gives a load up: `abort_fetch` if its fetch was sent, and its result as soon as its blocks are safe.
+    fn abort(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, cause: Cause, fenced: bool) {
+        let session = self.session;
+        let Some(load) = self.load_mut(id, round) else { return };
+        match load.state {
+            LoadState::Queued => {
+                cancel_load_timer(cx, session, id, round, load);
+                load.state = LoadState::Closing { cause };
+                self.report(cx, id, round, JobFlags::default());
+            }
+            LoadState::Fetching => {
+                load.state = LoadState::Aborting { cause: Some(cause) };
+                cancel_load_timer(cx, session, id, round, load);
+                load.deadline = cx.now + cx.config.timeouts.abort_ack;
+                cx.timers.set(load.deadline, TimerKey::AbortAck(session, id.clone(), round));
+                if fenced {
+                    let token = load.token;
+                    cx.emit(Output::Disarm { session, load: token });
+                }
+                let abort = AbortFetch { kv_request_id: id.clone(), round_seq: round };
+                cx.say(session, Message::AbortFetch(abort));
+            }
+            LoadState::Aborting { .. } | LoadState::Closing { .. } => {}
+        }
+    }
+
+    /// A load that was queued cannot be sent after all.
+    pub fn refuse_queued(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, cause: Cause) {
+        self.abort(cx, id, round, cause, true);
+    }
+
+    pub fn on_load_deadline(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, fenced: bool) {
+        let cause = Cause::new(Outcome::TimedOut, "the load did not finish within its deadline");
+        self.abort(cx, id, round, cause, fenced);
+    }
+
+    /// No `abort_ack` came. Without a fence the blocks may still be written.
+    pub fn on_abort_ack_deadline(
+        &mut self,
+        cx: &mut Context,
+        id: &KvRequestId,
+        round: RoundSeq,
+        fenced: bool,
+    ) {
+        if !fenced {
+            self.report(cx, id, round, JobFlags { may_still_be_written: true, ..JobFlags::default() });
+        }
+        let reported = matches!(self.load_mut(id, round), Some(load) if load.state == LoadState::Aborting { cause: None });
+        if reported {
+            self.forget_load(cx, id, round);
+        } else if let Some(load) = self.load_mut(id, round) {
+            // The fence is still closing; its event ends the load.
+            if let LoadState::Aborting { cause: Some(cause) } = &load.state {
+                load.state = LoadState::Closing { cause: cause.clone() };
+            }
+        }
+    }
+
+    /// Whether this request's lookup has waited too long.
+    #[must_use]
+    pub fn lookup_expired(&self, cx: &Context, id: &KvRequestId) -> bool {
+        self.requests
+            .get(id)
+            .and_then(|request| request.lookup_deadline)
+            .is_some_and(|deadline| deadline <= cx.now)
+    }
+
+    /// The engine is done with the request.
+    pub fn finish(&mut self, cx: &mut Context, id: &KvRequestId, fenced: bool) {
+        let session = self.session;
+        let Some(request) = self.requests.get_mut(id) else { return };
+        request.finished = true;
+        request.probes.clear();
+        request.unsent.clear();
+        request.forget_lookups(cx, session, id);
+        let owes_end = std::mem::take(&mut request.peer_lookup_open);
+        let next_round = request.round;
+        let rounds: Vec<RoundSeq> = request.loads.keys().copied().collect();
+        for round in rounds {
+            let cause = Cause::new(Outcome::Aborted, "the request was finished while the load was live");
+            self.abort(cx, id, round, cause, fenced);
+        }
+        if owes_end {
+            let end = Fetch {
+                kv_request_id: id.clone(),
+                keys: KeyBatch::new(),
+                block_indexes: Vec::new(),
+                round_seq: next_round,
+                load_token: None,
+            };
+            cx.say(session, Message::Fetch(end));
+        }
+        if self.requests.get(id).is_some_and(|request| request.loads.is_empty()) {
+            self.requests.remove(id);
+        }
+    }
+
+    /// The session is dead: every load ends, as soon as its blocks are safe.
+    pub fn on_session_death(&mut self, cx: &mut Context, cause: &Cause, fenced: bool) {
+        let session = self.session;
+        self.unflushed.clear();
+        let mut live: Vec<(KvRequestId, RoundSeq)> = Vec::new();
+        for (id, request) in &mut self.requests {
+            request.finished = true;
+            request.probes.clear();
+            request.forget_lookups(cx, session, id);
+            live.extend(request.loads.keys().map(|round| (id.clone(), *round)));
+        }
+        self.requests.retain(|_, request| !request.loads.is_empty());
+        for (id, round) in live {
+            self.end_on_death(cx, &id, round, cause, fenced);
+        }
+    }
+
+    fn end_on_death(
+        &mut self,
+        cx: &mut Context,
+        id: &KvRequestId,
+        round: RoundSeq,
+        cause: &Cause,
+        fenced: bool,
+    ) {
+        let session = self.session;
+        let Some(load) = self.load_mut(id, round) else { return };
+        cancel_load_timer(cx, session, id, round, load);
+        let was_sent = load.state != LoadState::Queued;
+        let cause = match &load.state {
+            LoadState::Aborting { cause: None } => return self.forget_load(cx, id, round),
+            LoadState::Aborting { cause: Some(cause) } | LoadState::Closing { cause } => cause.clone(),
+            LoadState::Queued | LoadState::Fetching => cause.clone(),
+        };
+        let was_closing = matches!(load.state, LoadState::Closing { .. });
+        let token = load.token;
+        load.state = LoadState::Closing { cause };
+        if was_sent && fenced {
+            if !was_closing {
+                cx.emit(Output::Disarm { session, load: token });
+            }
+        } else {
+            let flags = JobFlags { may_still_be_written: was_sent, ..JobFlags::default() };
+            self.report(cx, id, round, flags);
+        }
+    }
+}
+
+impl ConsumerRequest {
+    fn arm_lookup_deadline(&mut self, cx: &mut Context, session: SessionId, id: &KvRequestId) {
+        self.disarm_lookup_deadline(cx, session, id);
+        let deadline = cx.now + self.lookup_timeout;
+        self.lookup_deadline = Some(deadline);
+        cx.timers.set(deadline, TimerKey::Lookup(session, id.clone()));
+    }
+
+    fn disarm_lookup_deadline(&mut self, cx: &mut Context, session: SessionId, id: &KvRequestId) {
+        if let Some(deadline) = self.lookup_deadline.take() {
+            cx.timers.cancel(deadline, TimerKey::Lookup(session, id.clone()));
+        }
+    }
+
+    /// Answers still to come belong to a round that is over.
+    fn forget_lookups(&mut self, cx: &mut Context, session: SessionId, id: &KvRequestId) {
+        self.unsent.clear();
+        self.awaiting.clear();
+        self.disarm_lookup_deadline(cx, session, id);
+    }
+}
+
+fn cancel_load_timer(cx: &mut Context, session: SessionId, id: &KvRequestId, round: RoundSeq, load: &Load) {
+    let key = match load.state {
+        LoadState::Aborting { .. } => TimerKey::AbortAck(session, id.clone(), round),
+        _ => TimerKey::Load(session, id.clone(), round),
+    };
+    cx.timers.cancel(load.deadline, key);
+}
+
+/// Cuts keys so that each part fits into one message under the limits that every peer keeps by default.
+fn split_to_messages(keys: KeyBatch, cx: &Context) -> Vec<KeyBatch> {
+    // Type, field names, id and headers; and at most 5 bytes of header for each key.
+    let overhead = 256 + cx.config.limits.id_len;
+    let room = cx.config.limits.message_bytes.saturating_sub(overhead).max(1);
+    let size = |key: &[u8]| key.len() + 5;
+    if keys.len() <= cx.config.limits.keys_per_message && keys.iter().map(size).sum::<usize>() <= room {
+        return vec![keys];
+    }
+    let mut parts = Vec::new();
+    let mut part = KeyBatch::new();
+    let mut used = 0;
+    for key in keys.iter() {
+        if !part.is_empty() && (part.len() >= cx.config.limits.keys_per_message || used + size(key) > room) {
+            parts.push(std::mem::take(&mut part));
+            used = 0;
+        }
+        used += size(key);
+        if !part.push(key) {
+            break;
+        }
+    }
+    parts.push(part);
+    parts
+}

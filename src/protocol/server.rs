@@ -1,0 +1,387 @@
+//! The producer role toward one peer: lookups answered, rounds served, aborts acknowledged.
+//!
+//! The lifecycle of a single round is in [`round`]; how a lookup is answered is in [`lookups`].
+
+mod lookups;
+mod round;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use super::context::{Cause, Context};
+use super::ids::{
+    BlockIndex, BlockPair, JobId, KvRequestId, LoadToken, RoundSeq, ServeId, SessionId, TransferId,
+};
+use super::job::Outcome;
+use super::keys::KeyBatch;
+use super::message::{AbortAck, Fetch, Message, TransferDone};
+use super::output::Output;
+
+use lookups::InboundLookup;
+pub use lookups::{PinnedHits, ServeAnswer, ServeQuestion};
+use round::{Phase, Reply, Round};
+
+/// Acknowledged aborts that are remembered, so that a repeated `abort_fetch` is not acknowledged twice.
+const REMEMBERED_ACKS: usize = 1024;
+
+/// A protocol error of the peer: the session ends with this as its reason.
+pub type Violation = String;
+
+#[derive(Debug)]
+pub struct ServerRole {
+    session: SessionId,
+    rounds: BTreeMap<(KvRequestId, RoundSeq), Round>,
+    lookups: BTreeMap<(KvRequestId, RoundSeq, ServeId), InboundLookup>,
+    acknowledged: BTreeSet<(KvRequestId, RoundSeq)>,
+    acknowledged_order: VecDeque<(KvRequestId, RoundSeq)>,
+    /// Transfers matched before the peer's data plane was registered.
+    held: Vec<Output>,
+    registered: bool,
+    transfers_live: usize,
+    rounds_served: u64,
+    bytes_out: u64,
+}
+
+impl ServerRole {
+    #[must_use]
+    pub fn new(session: SessionId) -> Self {
+        ServerRole {
+            session,
+            rounds: BTreeMap::new(),
+            lookups: BTreeMap::new(),
+            acknowledged: BTreeSet::new(),
+            acknowledged_order: VecDeque::new(),
+            held: Vec::new(),
+            registered: false,
+            transfers_live: 0,
+            rounds_served: 0,
+            bytes_out: 0,
+        }
+    }
+
+    #[must_use]
+    pub fn transfers_live(&self) -> usize {
+        self.transfers_live
+    }
+
+    #[must_use]
+    pub fn bytes_out(&self) -> u64 {
+        self.bytes_out
+    }
+
+    #[must_use]
+    pub fn rounds_served(&self) -> u64 {
+        self.rounds_served
+    }
+
+    #[must_use]
+    pub fn stores_live(&self) -> usize {
+        self.rounds.values().map(|round| round.jobs.len()).sum()
+    }
+
+    #[must_use]
+    pub fn is_idle(&self) -> bool {
+        self.rounds.is_empty() && self.lookups.is_empty() && self.transfers_live == 0
+    }
+
+    /// Whether a lookup has named this round: then its pins are all the supply it will have.
+    #[must_use]
+    pub fn is_looked_up(&self, id: &KvRequestId, round: RoundSeq) -> bool {
+        self.rounds.get(&(id.clone(), round)).is_some_and(|found| found.from_lookup)
+    }
+
+    fn rounds_of(&self, id: &KvRequestId) -> impl Iterator<Item = RoundSeq> + use<'_> {
+        let from = (id.clone(), RoundSeq::FIRST);
+        let id = id.clone();
+        self.rounds
+            .range(from..)
+            .take_while(move |((other, _), _)| *other == id)
+            .map(|((_, round), _)| *round)
+    }
+
+    fn check_room(&self, cx: &Context) -> Result<(), Violation> {
+        let open = self.rounds.len() + self.lookups.len();
+        let limit = cx.config.limits.outstanding_per_peer;
+        if open < limit { Ok(()) } else { Err(format!("more than {limit} rounds and lookups open at once")) }
+    }
+
+    /// The peer's data plane can be written to.
+    pub fn on_registered(&mut self, cx: &mut Context) {
+        self.registered = true;
+        cx.outputs.extend(self.held.drain(..));
+    }
+
+    /// Blocks that a store of the engine offers for the id: supply of its PD round.
+    pub fn add_store(
+        &mut self,
+        cx: &mut Context,
+        id: &KvRequestId,
+        job: JobId,
+        keys: &KeyBatch,
+        blocks: &[BlockIndex],
+    ) {
+        let name = (id.clone(), RoundSeq::FIRST);
+        let session = self.session;
+        let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
+        round.add_job(cx, job);
+        let mut pairs = Vec::new();
+        for (key, block) in keys.iter().zip(blocks) {
+            round.supply_from_job(cx, (session, &name), key, *block, &mut pairs);
+        }
+        round.set_timer(cx, (session, &name));
+        self.write(cx, &name, pairs);
+        self.settle(cx, &name);
+    }
+
+    /// A key was published that a round of this session wants.
+    pub fn on_published(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, key: &[u8]) {
+        let name = (id.clone(), round);
+        let session = self.session;
+        let Some(found) = self.rounds.get_mut(&name) else { return };
+        let mut pairs = Vec::new();
+        found.supply_from_directory(cx, (session, &name), key, &mut pairs);
+        self.write(cx, &name, pairs);
+    }
+
+    /// What a non-empty `fetch` asks for. `blocks` are inside the peer's region.
+    pub fn on_fetch(
+        &mut self,
+        cx: &mut Context,
+        fetch: &Fetch,
+        blocks: &[BlockIndex],
+    ) -> Result<(), Violation> {
+        let name = (fetch.kv_request_id.clone(), fetch.round_seq);
+        let session = self.session;
+        self.forget_acknowledgement(&name);
+        self.settle_lookups_of_round(cx, &name);
+        if !self.rounds.contains_key(&name) {
+            self.check_room(cx)?;
+        }
+        let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
+        if round.has_demand() {
+            return Err(format!(
+                "second fetch for kv_request_id {} round {}, whose first is still open",
+                name.0, name.1
+            ));
+        }
+        let mut pairs = Vec::with_capacity(blocks.len());
+        round.demand(cx, (session, &name), fetch, blocks, &mut pairs);
+        let unpinned = round.unmet();
+        if round.from_lookup && unpinned > 0 {
+            let why = format!(
+                "the fetch names {unpinned} of {} keys that no lookup of its round has pinned",
+                blocks.len()
+            );
+            round.end(cx.now, Cause::new(Outcome::NotFetched, why), Reply::TransferDone);
+        }
+        self.write(cx, &name, pairs);
+        self.settle(cx, &name);
+        Ok(())
+    }
+
+    /// The terminal empty `fetch`: the peer is done with the id.
+    pub fn on_end_of_id(&mut self, cx: &mut Context, id: &KvRequestId) {
+        self.drop_lookups_of(cx, id);
+        for round in self.rounds_of(id).collect::<Vec<_>>() {
+            let cause =
+                Cause::new(Outcome::NotFetched, "the peer ended the id without asking for these blocks");
+            self.end(cx, &(id.clone(), round), cause, Reply::Nothing);
+        }
+    }
+
+    pub fn on_abort_fetch(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
+        let name = (id.clone(), round);
+        if self.acknowledged.contains(&name) {
+            cx.stats.messages_late += 1;
+        } else if self.rounds.contains_key(&name) {
+            self.end(cx, &name, Cause::new(Outcome::Aborted, "the peer aborted the round"), Reply::AbortAck);
+        } else {
+            self.acknowledge(cx, &name);
+        }
+    }
+
+    /// The engine finished the producer request: what is still unmet will stay so.
+    pub fn on_producer_finished(&mut self, cx: &mut Context, id: &KvRequestId) {
+        for round in self.rounds_of(id).collect::<Vec<_>>() {
+            let name = (id.clone(), round);
+            if let Some(found) = self.rounds.get_mut(&name)
+                && !found.from_lookup
+            {
+                found.producer_finished = true;
+                self.settle(cx, &name);
+            }
+        }
+    }
+
+    /// No store can come for this round: what is unmet is refused now.
+    pub fn refuse_unmet(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, why: &str) {
+        let name = (id.clone(), round);
+        if self.rounds.get(&name).is_some_and(|found| found.unmet() > 0) {
+            self.end(cx, &name, Cause::new(Outcome::NotFetched, why), Reply::TransferDone);
+        }
+    }
+
+    pub fn on_transfer_done(
+        &mut self,
+        cx: &mut Context,
+        id: &KvRequestId,
+        round: RoundSeq,
+        transfer: TransferId,
+    ) {
+        let name = (id.clone(), round);
+        self.transfers_live -= 1;
+        let Some(found) = self.rounds.get_mut(&name) else { return };
+        if let Some(blocks) = found.transfer_ended(transfer) {
+            found.moved(blocks);
+            let bytes = u64::from(blocks) * cx.config.block_len;
+            cx.stats.bytes_out += bytes;
+            self.bytes_out += bytes;
+        }
+        self.settle(cx, &name);
+    }
+
+    pub fn on_transfer_failed(
+        &mut self,
+        cx: &mut Context,
+        id: &KvRequestId,
+        round: RoundSeq,
+        transfer: TransferId,
+        why: &str,
+    ) {
+        let name = (id.clone(), round);
+        self.transfers_live -= 1;
+        let Some(found) = self.rounds.get_mut(&name) else { return };
+        found.transfer_ended(transfer);
+        let cause = Cause::new(Outcome::TransportFailed, format!("a transfer of the round failed: {why}"));
+        self.end(cx, &name, cause, Reply::TransferDone);
+    }
+
+    pub fn on_round_timer(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
+        let name = (id.clone(), round);
+        let session = self.session;
+        let Some(found) = self.rounds.get_mut(&name) else { return };
+        match found.on_timer(cx) {
+            round::Due::Nothing => {}
+            round::Due::Forget => {
+                self.rounds.remove(&name);
+                return;
+            }
+            round::Due::StoreTooOld => {
+                let cause = Cause::new(Outcome::TimedOut, "the store was not moved within its deadline");
+                return self.end(cx, &name, cause, Reply::TransferDone);
+            }
+            round::Due::PinTooOld => found.expire(cx),
+            round::Due::Stuck => log::warn!(
+                "session {session}: transfers of kv_request_id {id} round {round} are still under way {:?} after the \
+                 round ended; its blocks stay pinned until they are over",
+                cx.config.timeouts.stuck_transfer_warning
+            ),
+        }
+        if let Some(found) = self.rounds.get_mut(&name) {
+            found.set_timer(cx, (session, &name));
+        }
+    }
+
+    /// The session is dead. Rounds with transfers under way stay until those are over.
+    pub fn on_session_death(&mut self, cx: &mut Context, cause: &Cause) {
+        self.held.clear();
+        self.drop_all_lookups(cx);
+        let names: Vec<_> = self.rounds.keys().cloned().collect();
+        for name in names {
+            self.end(cx, &name, cause.clone(), Reply::Nothing);
+        }
+    }
+
+    /// The transfers that were posted and have not ended.
+    #[must_use]
+    pub fn transfers_under_way(&self) -> Vec<TransferId> {
+        self.rounds.values().flat_map(|round| round.transfers_under_way()).collect()
+    }
+
+    /// The data plane could not say within the drain time that the transfers ended: jobs end with a flag.
+    pub fn abandon_transfers(&mut self, cx: &mut Context) {
+        for ((id, round), mut found) in std::mem::take(&mut self.rounds) {
+            for transfer in found.transfers_under_way() {
+                cx.transfers.remove(&transfer);
+            }
+            found.finish(cx, (self.session, &(id, round)), true);
+        }
+        self.transfers_live = 0;
+    }
+
+    fn write(&mut self, cx: &mut Context, name: &(KvRequestId, RoundSeq), pairs: Vec<BlockPair>) {
+        let Some(round) = self.rounds.get_mut(name) else { return };
+        if pairs.is_empty() || round.phase != Phase::Open {
+            return;
+        }
+        let transfer = cx.new_transfer_id();
+        round.transfer_began(transfer, pairs.len());
+        cx.transfers.insert(transfer, (self.session, name.0.clone(), name.1));
+        self.transfers_live += 1;
+        let load = round.load_token.map(LoadToken);
+        let output = Output::Write { session: self.session, transfer, load, blocks: pairs };
+        if self.registered { cx.emit(output) } else { self.held.push(output) }
+    }
+
+    /// Ends a round with a verdict; the first one stands.
+    fn end(&mut self, cx: &mut Context, name: &(KvRequestId, RoundSeq), cause: Cause, reply: Reply) {
+        let session = self.session;
+        let Some(round) = self.rounds.get_mut(name) else { return };
+        let began = round.end(cx.now, cause, reply);
+        if began {
+            let transfers = round.transfers_under_way();
+            if !transfers.is_empty() {
+                cx.emit(Output::CancelTransfers { session, transfers });
+            }
+            round.set_timer(cx, (session, name));
+        }
+        self.settle(cx, name);
+    }
+
+    /// Completes a round if nothing more is to come of it.
+    fn settle(&mut self, cx: &mut Context, name: &(KvRequestId, RoundSeq)) {
+        let session = self.session;
+        let Some(round) = self.rounds.get_mut(name) else { return };
+        if !round.decide(cx.now) {
+            return;
+        }
+        let Some(mut round) = self.rounds.remove(name) else { return };
+        let reply = round.finish(cx, (session, name), false);
+        if !round.from_lookup {
+            cx.ended_rounds.push((session, name.0.clone(), round.succeeded()));
+        }
+        let done = |success| {
+            Message::TransferDone(TransferDone { kv_request_id: name.0.clone(), success, round_seq: name.1 })
+        };
+        match reply {
+            Reply::Nothing => {}
+            Reply::AbortAck => self.acknowledge(cx, name),
+            Reply::TransferDone => {
+                let success = round.succeeded();
+                self.rounds_served += u64::from(success);
+                cx.say(session, done(success));
+            }
+        }
+    }
+
+    fn acknowledge(&mut self, cx: &mut Context, name: &(KvRequestId, RoundSeq)) {
+        cx.say(
+            self.session,
+            Message::AbortAck(AbortAck { kv_request_id: name.0.clone(), round_seq: name.1 }),
+        );
+        if self.acknowledged.insert(name.clone()) {
+            self.acknowledged_order.push_back(name.clone());
+        }
+        if self.acknowledged_order.len() > REMEMBERED_ACKS
+            && let Some(oldest) = self.acknowledged_order.pop_front()
+        {
+            self.acknowledged.remove(&oldest);
+        }
+    }
+
+    /// The id begins anew at this round.
+    fn forget_acknowledgement(&mut self, name: &(KvRequestId, RoundSeq)) {
+        if self.acknowledged.remove(name) {
+            self.acknowledged_order.retain(|other| other != name);
+        }
+    }
+}

@@ -1,0 +1,266 @@
+//! Lookups of the peer: answered from the block directory, then by the engine, one response each.
+//!
+//! ```text
+//!   arrived ──► Unasked ──question──► Asking ──answer──► Asked ──► (gone): response
+//!                                       ▲                  │
+//!                                       └──── question ────┘
+//! ```
+//!
+//! A serving context is opened toward the engine by the first question and closed once, on every path.
+
+use crate::protocol::context::{Cause, Context, TimerKey};
+use crate::protocol::ids::{BlockIndex, JobId, KvRequestId, RoundSeq, ServeId};
+use crate::protocol::job::{JobFlags, JobKind, LookupState, Outcome};
+use crate::protocol::keys::KeyBatch;
+use crate::protocol::message::{Lookup, LookupResp, Message};
+use crate::protocol::timer::Timestamp;
+
+use super::round::Round;
+use super::{ServerRole, Violation};
+
+#[derive(Debug)]
+pub struct InboundLookup {
+    keys: KeyBatch,
+    /// By position; `None` = not settled.
+    answers: Vec<Option<bool>>,
+    state: AskState,
+    deadline: Timestamp,
+    /// What the next answer leaves open becomes a miss.
+    last_chance: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum AskState {
+    Unasked,
+    /// The engine is being asked about these positions.
+    Asking {
+        positions: Vec<usize>,
+    },
+    Asked,
+}
+
+/// Keys to ask the engine about, outside any lock.
+#[derive(Clone, Debug)]
+pub struct ServeQuestion {
+    pub serve: ServeId,
+    /// The engine has not heard of this context yet.
+    pub opens: bool,
+    pub kv_request_id: KvRequestId,
+    pub keys: KeyBatch,
+}
+
+/// What the engine said: a state for each key, and the blocks it pinned for those that are hits.
+/// Blocks that one job of the engine pins: one entry for each of its hits, `None` = a miss after all.
+#[derive(Clone, Debug)]
+pub struct PinnedHits {
+    /// `None` = nothing was pinned.
+    pub job: Option<JobId>,
+    pub blocks: Vec<Option<BlockIndex>>,
+}
+
+#[derive(Clone, Debug)]
+pub struct ServeAnswer {
+    pub states: Vec<LookupState>,
+    /// The jobs that hold the pins of the hits, in order.
+    pub pinned: Vec<PinnedHits>,
+}
+
+impl ServerRole {
+    pub fn on_lookup(&mut self, cx: &mut Context, lookup: Lookup) -> Result<(), Violation> {
+        self.check_room(cx)?;
+        let name = (lookup.kv_request_id, lookup.round_seq);
+        self.forget_acknowledgement(&name);
+        let session = self.session;
+        let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
+        round.from_lookup |= !round.has_demand();
+        let open = !round.has_demand();
+        let engine_serves = cx.serve.engine_serves && open;
+        let mut unsettled = false;
+        let mut answers = Vec::with_capacity(lookup.keys.len());
+        let mut no_pairs = Vec::new();
+        for key in lookup.keys.iter() {
+            let hit = open && round.supply_from_directory(cx, (session, &name), key, &mut no_pairs);
+            unsettled |= !hit && engine_serves;
+            answers.push((hit || !engine_serves).then_some(hit));
+        }
+        round.set_timer(cx, (session, &name));
+        if !unsettled {
+            self.respond(cx, name.0, lookup.keys, &answers);
+            return Ok(());
+        }
+        let serve = cx.new_serve_id();
+        let deadline = cx.now + cx.config.timeouts.serve;
+        cx.timers.set(deadline, TimerKey::Serve(serve));
+        cx.serve.unsettled.insert(serve, (session, name.0.clone(), name.1));
+        cx.serve.has_news = true;
+        let inbound = InboundLookup {
+            keys: lookup.keys,
+            answers,
+            state: AskState::Unasked,
+            deadline,
+            last_chance: false,
+        };
+        self.lookups.insert((name.0, name.1, serve), inbound);
+        Ok(())
+    }
+
+    fn respond(
+        &mut self,
+        cx: &mut Context,
+        kv_request_id: KvRequestId,
+        keys: KeyBatch,
+        answers: &[Option<bool>],
+    ) {
+        cx.stats.lookups_answered += 1;
+        let hits = answers.iter().map(|answer| answer.unwrap_or(false)).collect();
+        cx.say(self.session, Message::LookupResp(LookupResp { kv_request_id, keys, hits }));
+    }
+
+    /// What to ask the engine for this lookup now; `None` while it is being asked.
+    pub fn question(&mut self, id: &KvRequestId, round: RoundSeq, serve: ServeId) -> Option<ServeQuestion> {
+        let inbound = self.lookups.get_mut(&(id.clone(), round, serve))?;
+        let opens = match inbound.state {
+            AskState::Asking { .. } => return None,
+            AskState::Unasked => true,
+            AskState::Asked => false,
+        };
+        let open = |(position, answer): (usize, &Option<bool>)| answer.is_none().then_some(position);
+        let positions: Vec<usize> = inbound.answers.iter().enumerate().filter_map(open).collect();
+        let keys = positions.iter().filter_map(|position| inbound.keys.get(*position)).collect();
+        inbound.state = AskState::Asking { positions };
+        Some(ServeQuestion { serve, opens, kv_request_id: id.clone(), keys })
+    }
+
+    /// Takes the engine's answer. False if the lookup is gone; the caller then lets the pins go.
+    pub fn answer(
+        &mut self,
+        cx: &mut Context,
+        id: &KvRequestId,
+        round: RoundSeq,
+        serve: ServeId,
+        answer: &ServeAnswer,
+    ) -> bool {
+        let name = (id.clone(), round, serve);
+        let Some(inbound) = self.lookups.get_mut(&name) else { return false };
+        let AskState::Asking { positions } = std::mem::replace(&mut inbound.state, AskState::Asked) else {
+            return true;
+        };
+        let mut hits = Vec::new();
+        for (position, state) in positions.iter().zip(&answer.states) {
+            let Some(slot) = inbound.answers.get_mut(*position) else { continue };
+            match state {
+                // Until its pin is known.
+                LookupState::Hit => hits.push(*position),
+                LookupState::Miss => {}
+                LookupState::Pending | LookupState::Retry => continue,
+            }
+            *slot = Some(false);
+        }
+        let mut hits = hits.into_iter();
+        for pinned in &answer.pinned {
+            let held = pinned.blocks.iter().zip(hits.by_ref());
+            let held: Vec<(usize, BlockIndex)> =
+                held.filter_map(|(block, position)| block.map(|block| (position, block))).collect();
+            if let Some(job) = pinned.job {
+                self.take_pins(cx, &name, job, &held);
+            }
+        }
+        self.conclude(cx, &name);
+        true
+    }
+
+    /// Puts what the engine pinned into the round, or lets it go where no fetch can ask for it any more.
+    fn take_pins(
+        &mut self,
+        cx: &mut Context,
+        name: &(KvRequestId, RoundSeq, ServeId),
+        job: JobId,
+        held: &[(usize, BlockIndex)],
+    ) {
+        let round_name = (name.0.clone(), name.1);
+        let named = (self.session, &round_name);
+        cx.open_job(job, JobKind::Store);
+        let (Some(inbound), Some(round)) = (self.lookups.get_mut(name), self.rounds.get_mut(&round_name)) else {
+            return let_go(cx, job);
+        };
+        if round.has_demand() || held.is_empty() {
+            return let_go(cx, job);
+        }
+        round.add_job(cx, job);
+        let mut no_pairs = Vec::new();
+        for (position, block) in held {
+            if let (Some(key), Some(slot)) = (inbound.keys.get(*position), inbound.answers.get_mut(*position)) {
+                round.supply_from_job(cx, named, key, *block, &mut no_pairs);
+                *slot = Some(true);
+            }
+        }
+        round.set_timer(cx, named);
+    }
+
+    pub fn on_serve_deadline(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, serve: ServeId) {
+        let name = (id.clone(), round, serve);
+        if let Some(inbound) = self.lookups.get_mut(&name) {
+            inbound.last_chance = true;
+            self.conclude(cx, &name);
+        }
+    }
+
+    /// A fetch closes its round: what is still open of its lookups is a miss.
+    pub fn settle_lookups_of_round(&mut self, cx: &mut Context, round_name: &(KvRequestId, RoundSeq)) {
+        for name in self.lookup_names(&round_name.0) {
+            if name.1 == round_name.1 {
+                self.on_serve_deadline(cx, &name.0, name.1, name.2);
+            }
+        }
+    }
+
+    /// Responds and closes the context, if everything is settled or no more time is given.
+    fn conclude(&mut self, cx: &mut Context, name: &(KvRequestId, RoundSeq, ServeId)) {
+        let Some(inbound) = self.lookups.get(name) else { return };
+        let asking = matches!(inbound.state, AskState::Asking { .. });
+        let settled = inbound.last_chance || inbound.answers.iter().all(Option::is_some);
+        if asking || !settled {
+            return;
+        }
+        if let Some(inbound) = self.take_lookup(cx, name) {
+            self.respond(cx, name.0.clone(), inbound.keys, &inbound.answers);
+        }
+    }
+
+    /// Removes a lookup; its context is closed unless the engine is in the middle of it, when the answer closes it.
+    fn take_lookup(
+        &mut self,
+        cx: &mut Context,
+        name: &(KvRequestId, RoundSeq, ServeId),
+    ) -> Option<InboundLookup> {
+        let inbound = self.lookups.remove(name)?;
+        cx.timers.cancel(inbound.deadline, TimerKey::Serve(name.2));
+        cx.serve.unsettled.remove(&name.2);
+        if inbound.state == AskState::Asked {
+            cx.serve.close(name.2);
+        }
+        Some(inbound)
+    }
+
+    pub fn drop_lookups_of(&mut self, cx: &mut Context, id: &KvRequestId) {
+        for name in self.lookup_names(id) {
+            self.take_lookup(cx, &name);
+        }
+    }
+
+    pub fn drop_all_lookups(&mut self, cx: &mut Context) {
+        while let Some(name) = self.lookups.keys().next().cloned() {
+            self.take_lookup(cx, &name);
+        }
+    }
+
+    fn lookup_names(&self, id: &KvRequestId) -> Vec<(KvRequestId, RoundSeq, ServeId)> {
+        let from = (id.clone(), RoundSeq::FIRST, ServeId(0));
+        self.lookups.range(from..).map(|(name, _)| name).take_while(|name| name.0 == *id).cloned().collect()
+    }
+}
+
+fn let_go(cx: &mut Context, job: JobId) {
+    let cause = Cause::new(Outcome::NotFetched, "no fetch can ask for these hits any more");
+    cx.finish_job(job, &cause, 0, JobFlags::default());
+}

@@ -1,0 +1,386 @@
+//! One round of the producer role: supply meets demand.
+//!
+//! ```text
+//!                 all demanded blocks moved
+//!        Open ─────────────────────────────────────► (gone): transfer_done(true)
+//!         │ transfer failed, key not pinned, store too old, abort,
+//!         │ producer finished, end of id, session death
+//!         ▼
+//!       Ending ── no transfer under way any more ──► (gone): its one reply
+//! ```
+//!
+//! Jobs and pins are let go when the round is gone, and not before: a posted write cannot be stopped.
+
+use foldhash::quality::FixedState;
+use hashbrown::HashMap;
+use hashbrown::hash_map::EntryRef;
+use smallvec::SmallVec;
+
+use crate::protocol::context::{Cause, Context, TimerKey};
+use crate::protocol::ids::{BlockIndex, BlockPair, JobId, KvRequestId, RoundSeq, SessionId, TransferId};
+use crate::protocol::job::{JobFlags, Outcome};
+use crate::protocol::keys::Key;
+use crate::protocol::message::Fetch;
+use crate::protocol::timer::Timestamp;
+
+/// Session, id and number of the round at hand.
+pub type Named<'a> = (SessionId, &'a (KvRequestId, RoundSeq));
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Phase {
+    Open,
+    Ending { cause: Cause, reply: Reply },
+}
+
+/// What the peer is told when the round is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reply {
+    AbortAck,
+    Nothing,
+    TransferDone,
+}
+
+/// What a round's timer found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Due {
+    Forget,
+    Nothing,
+    PinTooOld,
+    StoreTooOld,
+    Stuck,
+}
+
+#[derive(Debug)]
+pub struct RoundJob {
+    pub job: JobId,
+    since: Timestamp,
+    blocks_matched: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Source {
+    Directory,
+    /// Position in `jobs`.
+    Job(usize),
+}
+
+#[derive(Debug)]
+pub struct Round {
+    pub phase: Phase,
+    /// A lookup named this round: its supply is what that pinned, nothing more will come.
+    pub from_lookup: bool,
+    pub producer_finished: bool,
+    pub load_token: Option<u64>,
+    pub jobs: SmallVec<[RoundJob; 2]>,
+    supply: HashMap<Key, (BlockIndex, Source), FixedState>,
+    /// Keys asked for and not met yet.
+    unmet: HashMap<Key, SmallVec<[BlockIndex; 1]>, FixedState>,
+    demanded: Option<Demand>,
+    transfers: SmallVec<[(TransferId, u32); 1]>,
+    began: Timestamp,
+    ended: Timestamp,
+    timer: Option<Timestamp>,
+    warned: bool,
+    /// Nobody fetched what the lookup pinned; the round is kept to refuse a late fetch at once.
+    expired: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Demand {
+    /// Blocks that have not been moved.
+    remaining: usize,
+}
+
+impl Round {
+    pub fn new(cx: &Context) -> Self {
+        Round {
+            phase: Phase::Open,
+            from_lookup: false,
+            producer_finished: false,
+            load_token: None,
+            jobs: SmallVec::new(),
+            supply: HashMap::with_hasher(cx.hasher()),
+            unmet: HashMap::with_hasher(cx.hasher()),
+            demanded: None,
+            transfers: SmallVec::new(),
+            began: cx.now,
+            ended: cx.now,
+            timer: None,
+            warned: false,
+            expired: false,
+        }
+    }
+
+    pub fn has_demand(&self) -> bool {
+        self.demanded.is_some()
+    }
+
+    /// Destination blocks that nothing has been found for.
+    pub fn unmet(&self) -> usize {
+        self.unmet.values().map(SmallVec::len).sum()
+    }
+
+    pub fn add_job(&mut self, cx: &Context, job: JobId) {
+        self.jobs.push(RoundJob { job, since: cx.now, blocks_matched: 0 });
+    }
+
+    /// Offers a block of the job added last; demand that waits for it is met. A key that was offered before stays as it was.
+    pub fn supply_from_job(
+        &mut self,
+        cx: &mut Context,
+        named: Named<'_>,
+        key: &[u8],
+        block: BlockIndex,
+        pairs: &mut Vec<BlockPair>,
+    ) {
+        let owner = self.jobs.len().saturating_sub(1);
+        if let EntryRef::Vacant(vacant) = self.supply.entry_ref(key) {
+            vacant.insert_with_key(Key::new(key), (block, Source::Job(owner)));
+        }
+        let met = self.meet(cx, named, key, block, pairs);
+        self.credit(owner, met);
+    }
+
+    fn credit(&mut self, owner: usize, blocks: u64) {
+        if let Some(owner) = self.jobs.get_mut(owner) {
+            owner.blocks_matched += blocks;
+        }
+    }
+
+    /// Pins the key's published block for this round, if there is one; demand that waits for it is met.
+    pub fn supply_from_directory(
+        &mut self,
+        cx: &mut Context,
+        named: Named<'_>,
+        key: &[u8],
+        pairs: &mut Vec<BlockPair>,
+    ) -> bool {
+        let Some(block) = self.pin(cx, key) else { return false };
+        self.meet(cx, named, key, block, pairs);
+        true
+    }
+
+    fn pin(&mut self, cx: &mut Context, key: &[u8]) -> Option<BlockIndex> {
+        match self.supply.entry_ref(key) {
+            EntryRef::Occupied(known) => Some(known.get().0),
+            EntryRef::Vacant(vacant) => {
+                let block = cx.directory.pin(key)?;
+                vacant.insert_with_key(Key::new(key), (block, Source::Directory));
+                Some(block)
+            }
+        }
+    }
+
+    fn meet(
+        &mut self,
+        cx: &mut Context,
+        named: Named<'_>,
+        key: &[u8],
+        local: BlockIndex,
+        pairs: &mut Vec<BlockPair>,
+    ) -> u64 {
+        let Some(destinations) = self.unmet.remove(key) else { return 0 };
+        cx.no_longer_wanted(key, &waiter(named));
+        pairs.extend(destinations.iter().map(|remote| BlockPair { local, remote: *remote }));
+        destinations.len() as u64
+    }
+
+    /// Takes a fetch's demand: what stores or the directory have goes to `pairs`, the rest waits.
+    pub fn demand(
+        &mut self,
+        cx: &mut Context,
+        named: Named<'_>,
+        fetch: &Fetch,
+        blocks: &[BlockIndex],
+        pairs: &mut Vec<BlockPair>,
+    ) {
+        self.demanded = Some(Demand { remaining: blocks.len() });
+        self.load_token = fetch.load_token;
+        let from_lookup = self.from_lookup;
+        for (key, remote) in fetch.keys.iter().zip(blocks) {
+            let local = match self.supply.get(key).copied() {
+                Some((block, Source::Job(owner))) => {
+                    self.credit(owner, 1);
+                    Some(block)
+                }
+                Some((block, Source::Directory)) => Some(block),
+                None if from_lookup => None,
+                None => self.pin(cx, key),
+            };
+            match local {
+                Some(local) => pairs.push(BlockPair { local, remote: *remote }),
+                None => self.want(cx, named, key, *remote),
+            }
+        }
+    }
+
+    fn want(&mut self, cx: &mut Context, named: Named<'_>, key: &[u8], remote: BlockIndex) {
+        match self.unmet.entry_ref(key) {
+            EntryRef::Occupied(mut waiting) => waiting.get_mut().push(remote),
+            EntryRef::Vacant(vacant) => {
+                vacant.insert_with_key(Key::new(key), SmallVec::from_slice(&[remote]));
+                if !self.from_lookup {
+                    cx.now_wanted(key, waiter(named));
+                }
+            }
+        }
+    }
+
+    pub fn transfer_began(&mut self, transfer: TransferId, blocks: usize) {
+        self.transfers.push((transfer, u32::try_from(blocks).unwrap_or(u32::MAX)));
+    }
+
+    /// How many blocks the transfer had, if it was this round's.
+    pub fn transfer_ended(&mut self, transfer: TransferId) -> Option<u32> {
+        let position = self.transfers.iter().position(|(other, _)| *other == transfer)?;
+        Some(self.transfers.remove(position).1)
+    }
+
+    pub fn moved(&mut self, blocks: u32) {
+        if let Some(demand) = &mut self.demanded {
+            demand.remaining = demand.remaining.saturating_sub(blocks as usize);
+        }
+    }
+
+    pub fn transfers_under_way(&self) -> Vec<TransferId> {
+        self.transfers.iter().map(|(transfer, _)| *transfer).collect()
+    }
+
+    /// Gives the round its verdict. The first cause stands; an abort that comes later still wants its
+    /// acknowledgement. True if the round was open until now.
+    pub fn end(&mut self, now: Timestamp, cause: Cause, reply: Reply) -> bool {
+        let reply =
+            if reply == Reply::TransferDone && self.demanded.is_none() { Reply::Nothing } else { reply };
+        match &mut self.phase {
+            Phase::Open => {
+                self.phase = Phase::Ending { cause, reply };
+                self.ended = now;
+                true
+            }
+            Phase::Ending { reply: owed, .. } => {
+                if reply != Reply::TransferDone {
+                    *owed = reply;
+                }
+                false
+            }
+        }
+    }
+
+    pub fn succeeded(&self) -> bool {
+        matches!(&self.phase, Phase::Ending { cause, .. } if cause.outcome == Outcome::Done)
+    }
+
+    /// Draws the conclusion that the counts allow. True if the round is over and nothing of it is under way.
+    pub fn decide(&mut self, now: Timestamp) -> bool {
+        if self.phase == Phase::Open
+            && let Some(demand) = self.demanded
+        {
+            if demand.remaining == 0 {
+                self.end(now, Cause::new(Outcome::Done, ""), Reply::TransferDone);
+            } else if self.producer_finished && self.transfers.is_empty() && !self.unmet.is_empty() {
+                let why =
+                    format!("the request was finished with {} blocks asked for and not stored", self.unmet());
+                self.end(now, Cause::new(Outcome::Aborted, why), Reply::TransferDone);
+            }
+        }
+        self.phase != Phase::Open && self.transfers.is_empty()
+    }
+
+    /// Lets everything go and ends the jobs. `abandoned`: transfers may still be reading.
+    pub fn finish(&mut self, cx: &mut Context, named: Named<'_>, abandoned: bool) -> Reply {
+        self.release_pins(cx);
+        for key in std::mem::take(&mut self.unmet).into_keys() {
+            cx.no_longer_wanted(key.as_bytes(), &waiter(named));
+        }
+        self.cancel_timer(cx, named);
+        let (cause, reply) = match &self.phase {
+            Phase::Ending { cause, reply } => (cause.clone(), *reply),
+            Phase::Open => (Cause::new(Outcome::Aborted, "the round was given up"), Reply::Nothing),
+        };
+        let flags =
+            JobFlags { may_still_be_read: abandoned && !self.transfers.is_empty(), ..JobFlags::default() };
+        let block_len = cx.config.block_len;
+        for owner in std::mem::take(&mut self.jobs) {
+            let bytes = if cause.outcome == Outcome::Done { owner.blocks_matched * block_len } else { 0 };
+            cx.finish_job(owner.job, &cause, bytes, flags);
+        }
+        reply
+    }
+
+    /// Nobody fetched in time what a lookup pinned.
+    pub fn expire(&mut self, cx: &mut Context) {
+        self.expired = true;
+        self.release_pins(cx);
+        self.supply.clear();
+        let cause =
+            Cause::new(Outcome::NotFetched, "the peer looked the blocks up and did not fetch them in time");
+        for owner in std::mem::take(&mut self.jobs) {
+            cx.finish_job(owner.job, &cause, 0, JobFlags::default());
+        }
+    }
+
+    /// Unpins the directory's blocks. Supply of stores stays with its jobs.
+    fn release_pins(&mut self, cx: &mut Context) {
+        self.supply.retain(|key, (_, source)| match source {
+            Source::Directory => {
+                cx.directory.unpin(key.as_bytes());
+                false
+            }
+            Source::Job(_) => true,
+        });
+    }
+
+    fn is_looked_up_only(&self) -> bool {
+        self.from_lookup && self.demanded.is_none()
+    }
+
+    pub fn on_timer(&mut self, cx: &Context) -> Due {
+        self.timer = None;
+        let timeouts = &cx.config.timeouts;
+        let is_due = |since: Timestamp, span| cx.now >= since + span;
+        if let Phase::Ending { .. } = self.phase {
+            let stuck = !self.warned && is_due(self.ended, timeouts.stuck_transfer_warning);
+            self.warned |= stuck;
+            return if stuck { Due::Stuck } else { Due::Nothing };
+        }
+        if self.is_looked_up_only() {
+            if self.expired && is_due(self.began, timeouts.lookup_pin + timeouts.unbound_store) {
+                return Due::Forget;
+            }
+            let too_old = !self.expired && is_due(self.began, timeouts.lookup_pin);
+            return if too_old { Due::PinTooOld } else { Due::Nothing };
+        }
+        if self.jobs.first().is_some_and(|oldest| is_due(oldest.since, timeouts.store)) {
+            return Due::StoreTooOld;
+        }
+        Due::Nothing
+    }
+
+    /// Sets the timer to the next thing that can become due.
+    pub fn set_timer(&mut self, cx: &mut Context, (session, name): Named<'_>) {
+        let timeouts = &cx.config.timeouts;
+        let at = if let Phase::Ending { .. } = self.phase {
+            (!self.warned).then(|| self.ended + timeouts.stuck_transfer_warning)
+        } else if self.is_looked_up_only() {
+            let pin = self.began + timeouts.lookup_pin;
+            Some(if self.expired { pin + timeouts.unbound_store } else { pin })
+        } else {
+            self.jobs.first().map(|oldest| oldest.since + timeouts.store)
+        };
+        self.cancel_timer(cx, (session, name));
+        if let Some(at) = at {
+            cx.timers.set(at, TimerKey::Round(session, name.0.clone(), name.1));
+            self.timer = Some(at);
+        }
+    }
+
+    fn cancel_timer(&mut self, cx: &mut Context, (session, name): Named<'_>) {
+        if let Some(at) = self.timer.take() {
+            cx.timers.cancel(at, TimerKey::Round(session, name.0.clone(), name.1));
+        }
+    }
+}
+
+fn waiter((session, (id, round)): Named<'_>) -> (SessionId, KvRequestId, RoundSeq) {
+    (session, id.clone(), *round)
+}

@@ -1,0 +1,190 @@
+//! What the tier's lock guards: the protocol core and the transports that carry out what it asks for.
+
+use std::time::Duration;
+
+use hashbrown::HashMap;
+
+use crate::control::{ControlEvent, ControlSender};
+use crate::data::{DataEvent, DataTransport, Disarm, PeerOffer};
+use crate::protocol::codec;
+use crate::protocol::config::TransportKind;
+use crate::protocol::ids::SessionId;
+use crate::protocol::job::JobResult;
+use crate::protocol::manager::Manager;
+use crate::protocol::message::{Dialect, Message};
+use crate::protocol::output::{Output, Registration};
+use crate::protocol::timer::Timestamp;
+
+/// What queued messages of a closing session get to leave.
+const LINGER: Duration = Duration::from_millis(500);
+
+pub struct Core {
+    pub manager: Manager,
+    sender: Box<dyn ControlSender>,
+    transports: Vec<Box<dyn DataTransport>>,
+    /// Which of `transports` a session uses, once it is registered there.
+    routes: HashMap<SessionId, usize>,
+    /// Every message is encoded here.
+    buffer: Vec<u8>,
+    /// Ended jobs, to be queued for the engine when the lock is free.
+    pub finished: Vec<JobResult>,
+    control_events: Vec<ControlEvent>,
+    data_events: Vec<DataEvent>,
+}
+
+impl Core {
+    pub fn new(manager: Manager, sender: Box<dyn ControlSender>, transports: Vec<Box<dyn DataTransport>>) -> Self {
+        Core {
+            manager,
+            sender,
+            transports,
+            routes: HashMap::new(),
+            buffer: Vec::new(),
+            finished: Vec::new(),
+            control_events: Vec::new(),
+            data_events: Vec::new(),
+        }
+    }
+
+    /// Takes in what the transports have to say, and does what follows from it.
+    pub fn poll_transports(&mut self, now: Timestamp) {
+        let mut control_events = std::mem::take(&mut self.control_events);
+        self.sender.poll(now, &mut control_events);
+        for event in control_events.drain(..) {
+            self.on_control_event(now, event);
+            self.execute(now);
+        }
+        self.control_events = control_events;
+
+        let mut data_events = std::mem::take(&mut self.data_events);
+        for transport in &mut self.transports {
+            transport.poll(&mut data_events);
+        }
+        for event in data_events.drain(..) {
+            self.on_data_event(now, event);
+            self.execute(now);
+        }
+        self.data_events = data_events;
+    }
+
+    fn on_control_event(&mut self, now: Timestamp, event: ControlEvent) {
+        match event {
+            ControlEvent::ConnectionLost { session, reason } => {
+                self.manager.handle_connection_lost(now, session, &reason);
+            }
+            ControlEvent::Resolved { session, addresses } => self.manager.handle_resolved(now, session, addresses),
+            ControlEvent::Unresolvable { session, reason } => {
+                self.manager.handle_unresolvable(now, session, &reason);
+            }
+        }
+    }
+
+    fn on_data_event(&mut self, now: Timestamp, event: DataEvent) {
+        match event {
+            DataEvent::Disarmed { load } => self.manager.handle_disarmed(now, load),
+            DataEvent::PeerFault { session, reason } => self.manager.handle_peer_fault(now, session, &reason),
+            DataEvent::PeerRegistered { session } => self.manager.handle_peer_registered(now, session),
+            DataEvent::PeerRefused { session, reason } => self.manager.handle_peer_refused(now, session, &reason),
+            DataEvent::TransferDone { transfer } => self.manager.handle_transfer_done(now, transfer),
+            DataEvent::TransferFailed { transfer, reason, decisive } => {
+                self.manager.handle_transfer_failed(now, transfer, &reason, decisive);
+            }
+        }
+    }
+
+    /// Carries out everything that the core asks for.
+    pub fn execute(&mut self, now: Timestamp) {
+        while let Some(output) = self.manager.poll_output() {
+            match output {
+                Output::Arm { session, load, blocks } => {
+                    if let Some(transport) = self.route(session) {
+                        transport.arm(session, load, &blocks);
+                    }
+                }
+                Output::CancelTransfers { session, transfers } => {
+                    if let Some(transport) = self.route(session) {
+                        transport.cancel(&transfers);
+                    }
+                }
+                Output::ClosePeer { session, flush } => self.close_peer(now, session, flush),
+                Output::Disarm { session, load } => {
+                    let closed = self.route(session).is_none_or(|transport| transport.disarm(load) == Disarm::Done);
+                    if closed {
+                        self.manager.handle_disarmed(now, load);
+                    }
+                }
+                Output::Finished(result) => self.finished.push(result),
+                Output::OpenPeer { session, peer, token } => {
+                    for transport in &mut self.transports {
+                        transport.expect_peer(session, &token);
+                    }
+                    self.sender.dial(now, session, &peer);
+                }
+                Output::Redial { session } => self.sender.redial(now, session),
+                Output::RegisterPeer { session, registration } => self.register(now, session, registration),
+                Output::Send { session, message, dialect } => self.send(session, &message, dialect),
+                Output::Write { session, transfer, load, blocks } => match self.route(session) {
+                    Some(transport) => transport.write(session, transfer, load, &blocks),
+                    None => self.manager.handle_transfer_failed(now, transfer, "no data transport is registered", true),
+                },
+            }
+        }
+    }
+
+    fn route(&mut self, session: SessionId) -> Option<&mut Box<dyn DataTransport>> {
+        let index = *self.routes.get(&session)?;
+        self.transports.get_mut(index)
+    }
+
+    fn send(&mut self, session: SessionId, message: &Message, dialect: Dialect) {
+        self.buffer.clear();
+        codec::encode(message, dialect, &mut self.buffer);
+        log::trace!("session {session}: send {}, {} bytes", message.name(), self.buffer.len());
+        self.sender.send(session, &self.buffer);
+    }
+
+    fn register(&mut self, now: Timestamp, session: SessionId, registration: Registration) {
+        let kind = registration.kind();
+        let Some(index) = self.transports.iter().position(|transport| transport.kind() == kind) else {
+            return self.manager.handle_peer_refused(now, session, &missing(kind));
+        };
+        self.routes.insert(session, index);
+        let offer = match registration {
+            Registration::Nixl { metadata, base_addr, num_blocks, block_len } => {
+                PeerOffer::Nixl { metadata, base_addr, num_blocks, block_len }
+            }
+            Registration::Tcp { addresses, token, num_blocks } => PeerOffer::Tcp { addresses, token, num_blocks },
+        };
+        if let Some(transport) = self.transports.get_mut(index) {
+            transport.register_peer(session, offer);
+        }
+    }
+
+    fn close_peer(&mut self, now: Timestamp, session: SessionId, flush: bool) {
+        self.sender.close(now, session, if flush { LINGER } else { Duration::ZERO });
+        for transport in &mut self.transports {
+            transport.drop_peer(session);
+        }
+    }
+
+    /// Forgets the routes of sessions that are gone.
+    pub fn forget_routes(&mut self) {
+        if self.routes.len() > 2 * self.manager.sessions_open() + 16 {
+            let manager = &self.manager;
+            self.routes.retain(|session, _| manager.has_session(*session));
+        }
+    }
+
+    pub fn open_connections(&self) -> usize {
+        self.sender.open_connections()
+    }
+
+    /// When something is due although nothing came in.
+    pub fn next_deadline(&self) -> Option<Timestamp> {
+        [self.manager.next_deadline(), self.sender.next_deadline()].into_iter().flatten().min()
+    }
+}
+
+fn missing(kind: TransportKind) -> String {
+    format!("the {} transport is not running here", kind.name())
+}

@@ -1,0 +1,461 @@
+//! The live tier: owns the core and the transports, one lock, the progress thread, the results.
+//!
+//! One lock guards the core and the sending half of the control plane; it is held for one input at a time and never
+//! across a wait, a callback or the decoding of a message.
+
+mod clock;
+mod core;
+mod poller;
+mod progress;
+mod results;
+mod serve;
+mod start;
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use crate::control::ControlReceiver;
+use crate::data::Region;
+use crate::protocol::config::{Limits, Timeouts};
+use crate::protocol::error::{Error, ErrorKind, Result};
+use crate::protocol::ids::{BlockIndex, JobId, PeerId, RequestId, ServeId};
+use crate::protocol::job::{JobResult, LookupState, OffloadPolicy, Outcome, PeerState, Stats, UnpublishState};
+use crate::protocol::keys::KeysView;
+use crate::protocol::manager::{Manager, RequestTimeouts, ServeMode};
+use crate::protocol::params;
+use crate::protocol::timer::Timestamp;
+
+use self::clock::Clock;
+use self::core::Core;
+use self::poller::Poller;
+use self::results::ResultQueue;
+use self::serve::Serving;
+
+/// Who advances the tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ProgressMode {
+    /// A thread of the tier's own.
+    Thread,
+    /// Whoever calls [`Tier::poll_finished`] or [`Tier::wait_finished`].
+    Caller,
+}
+
+/// Which data transports may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportChoice {
+    Auto,
+    Tcp,
+    Nixl,
+}
+
+/// Everything a tier is made from. Zero-like values have been replaced by defaults before.
+#[derive(Clone, Debug)]
+pub struct TierConfig {
+    pub host: String,
+    pub advertised_host: Option<String>,
+    /// 0 = any free port.
+    pub port: u16,
+    pub data_port: u16,
+    pub tcp_streams: usize,
+    pub tcp_congestion: Option<String>,
+    pub region: Region,
+    /// 16 hex digits or empty.
+    pub config_fingerprint: String,
+    pub hash_seed: String,
+    pub transport: TransportChoice,
+    pub progress: ProgressMode,
+    pub max_peers: usize,
+    pub limits: Limits,
+    pub timeouts: Timeouts,
+}
+
+/// What one request may ask for beyond its roles.
+#[derive(Clone, Debug, Default)]
+pub struct RequestOptions {
+    pub kv_transfer_params_json: String,
+    /// `None` = the tier's.
+    pub load_timeout: Option<Duration>,
+    pub lookup_timeout: Option<Duration>,
+}
+
+/// What an engine answers to peers' lookups. Called without any lock of the tier held.
+pub trait ServeOps: Send + Sync {
+    fn new_request(&self, serve: ServeId, kv_request_id: &str, peer: &str);
+    /// `states` has one entry for each key, set to `Miss` before the call.
+    fn lookup(&self, serve: ServeId, keys: KeysView<'_>, states: &mut [LookupState]);
+    /// Pins the blocks of keys that were hits. `None` in `blocks` = cannot be served after all. `None` as the
+    /// result: nothing was pinned, all are misses.
+    fn create_store_job(&self, serve: ServeId, keys: KeysView<'_>, blocks: &mut [Option<BlockIndex>]) -> Option<JobId>;
+    fn request_finished(&self, serve: ServeId);
+}
+
+/// On which thread [`ServeOps`] are called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ServeThread {
+    /// The one that calls [`Tier::serve`].
+    Caller,
+    Progress,
+}
+
+/// One peer as `p2p_peers` shows it.
+#[derive(Clone, Debug)]
+pub struct PeerInfo {
+    pub peer: PeerId,
+    pub state: PeerState,
+    /// `tcp`, `nixl` or empty while not settled.
+    pub transport: &'static str,
+    /// Why this transport, or why the peer is not ready.
+    pub detail: String,
+    pub loads_live: u64,
+    pub stores_live: u64,
+    pub transfers_live: u64,
+    pub bytes_in: u64,
+    pub bytes_out: u64,
+    pub rounds_served: u64,
+    pub idle: Duration,
+}
+
+/// `free` waits so long for transfers and loads to end by themselves.
+const DRAIN: Duration = Duration::from_secs(3);
+
+/// And so long, after all sessions were ended, for their last messages to leave.
+const FAREWELL: Duration = Duration::from_millis(500);
+
+/// A running tier. Every method may be called from any thread.
+pub struct Tier {
+    shared: Arc<Shared>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+struct Shared {
+    local_id: PeerId,
+    limits: Limits,
+    mode: ProgressMode,
+    clock: Clock,
+    core: Mutex<Core>,
+    /// Something may have changed that a waiter with the core's lock waits for.
+    changed: Condvar,
+    receiver: Mutex<Box<dyn ControlReceiver>>,
+    results: ResultQueue,
+    poller: Poller,
+    serving: Mutex<Option<Serving>>,
+    /// When whoever makes progress wakes by itself. Written under the core's lock.
+    sleeps_until: AtomicU64,
+    /// The engine left lookups open, to be asked about again.
+    serves_again: AtomicBool,
+    /// Messages that the receiver has dropped, as far as they were counted.
+    dropped: AtomicU64,
+    closing: AtomicBool,
+    stop: AtomicBool,
+    broken: AtomicBool,
+}
+
+impl Shared {
+    fn check(&self) -> Result<()> {
+        if self.broken.load(Ordering::Acquire) {
+            return Err(poisoned());
+        }
+        if self.closing.load(Ordering::Acquire) {
+            return Err(Error::new(ErrorKind::ShutDown, format!("tier {} is being freed", self.local_id)));
+        }
+        Ok(())
+    }
+
+    /// One engine call: the core's answer, and what follows from it carried out.
+    fn call<T>(&self, call: impl FnOnce(&mut Manager, Timestamp) -> Result<T>) -> Result<T> {
+        self.check()?;
+        let mut core = self.core.lock().map_err(|_| poisoned())?;
+        let now = self.clock.now();
+        let answer = call(&mut core.manager, now);
+        core.execute(now);
+        self.leave(core);
+        answer
+    }
+
+    /// Lets the lock go, hands results to the engine, and wakes the sleeper if something is due earlier now.
+    fn leave(&self, mut core: MutexGuard<'_, Core>) {
+        let finished = std::mem::take(&mut core.finished);
+        let deadline = core.next_deadline().map_or(u64::MAX, Timestamp::as_nanos);
+        let earlier = deadline < self.sleeps_until.swap(deadline, Ordering::AcqRel);
+        let news = core.manager.has_serve_news();
+        drop(core);
+        if !finished.is_empty() {
+            self.results.push(finished);
+        }
+        let manual = news && self.serves_on(ServeThread::Caller);
+        self.results.set_serve_news(manual);
+        match self.mode {
+            ProgressMode::Thread if earlier => self.poller.wake(),
+            ProgressMode::Thread => {}
+            ProgressMode::Caller => {
+                let deadline = Timestamp::from_nanos(deadline);
+                self.poller.set_deadline((deadline.as_nanos() < u64::MAX).then(|| deadline.since(self.clock.now())));
+            }
+        }
+    }
+
+    /// Waits until `done`, at most until `deadline`; makes the progress itself where no thread does. False if time ran out.
+    fn wait_until(&self, deadline: Option<Timestamp>, done: impl Fn(&Core) -> bool) -> Result<bool> {
+        loop {
+            if self.mode == ProgressMode::Caller {
+                self.progress();
+            }
+            let core = self.core.lock().map_err(|_| poisoned())?;
+            if done(&core) {
+                return Ok(true);
+            }
+            if self.broken.load(Ordering::Acquire) {
+                return Err(poisoned());
+            }
+            let left = match deadline {
+                None => None,
+                Some(deadline) => match self.clock.left(deadline) {
+                    None => return Ok(false),
+                    left => left,
+                },
+            };
+            match self.mode {
+                // Bounded, in case the change came between the look and the wait.
+                ProgressMode::Thread => {
+                    let limit = left.map_or(LOOK_AGAIN, |left| left.min(LOOK_AGAIN));
+                    drop(self.changed.wait_timeout(core, limit).map_err(|_| poisoned())?);
+                }
+                ProgressMode::Caller => {
+                    drop(core);
+                    self.sleep(left);
+                }
+            }
+        }
+    }
+}
+
+/// Waiters look again so often even if nobody tells them to.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+
+fn poisoned() -> Error {
+    Error::new(ErrorKind::Poisoned, "a panic was caught in this tier earlier; only freeing it is left")
+}
+
+impl Tier {
+    /// Binds both planes and begins to answer peers.
+    ///
+    /// # Errors
+    /// The address cannot be bound, the transport is not available, or the operating system refused something.
+    pub fn new(config: TierConfig) -> Result<Arc<Tier>> {
+        start::tier(config).map(Arc::new)
+    }
+
+    /// Ends the tier: no new work, a bounded drain, then force; about 4 s at most. Jobs that are still open end with
+    /// `SHUT_DOWN` in the result queue. Afterwards every call gives `ShutDown`. A second call does nothing.
+    pub fn shut_down(&self) {
+        let shared = &self.shared;
+        if shared.closing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let quiet = |core: &Core| !core.manager.has_transfers_or_loads();
+        let drained = shared.wait_until(shared.clock.deadline(Some(DRAIN)), quiet);
+        if matches!(drained, Ok(false)) {
+            log::warn!("tier {}: transfers or loads are still under way after {DRAIN:?}, ending them", shared.local_id);
+        }
+        if let Ok(mut core) = shared.core.lock() {
+            let now = shared.clock.now();
+            core.manager.shut_down(now);
+            core.execute(now);
+            shared.leave(core);
+        }
+        let gone = |core: &Core| core.manager.sessions_open() == 0 && core.open_connections() == 0;
+        // Whatever has not left by then is closed with the sockets.
+        let _ = shared.wait_until(shared.clock.deadline(Some(FAREWELL)), gone);
+        shared.stop.store(true, Ordering::Release);
+        shared.poller.wake();
+        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(thread) = thread {
+            // A panic of the thread was caught and logged by itself.
+            let _ = thread.join();
+        }
+        shared.results.close();
+    }
+
+    /// Waits until no transfer is under way and no load is open; nothing is aborted. False if `timeout` came first
+    /// (`None` = no limit).
+    pub fn drain(&self, timeout: Option<Duration>) -> Result<bool> {
+        self.shared.check()?;
+        self.shared.wait_until(self.shared.clock.deadline(timeout), |core| !core.manager.has_transfers_or_loads())
+    }
+
+    /// With a progress thread: readable while results are queued, or while peers' lookups wait for [`Tier::serve`].
+    /// In caller mode: readable also when [`Tier::poll_finished`] has anything to do.
+    #[must_use]
+    pub fn event_fd(&self) -> RawFd {
+        match self.shared.mode {
+            ProgressMode::Thread => self.shared.results.fd(),
+            ProgressMode::Caller => self.shared.poller.fd(),
+        }
+    }
+
+    #[must_use]
+    pub fn local_id(&self) -> &PeerId {
+        &self.shared.local_id
+    }
+
+    /// A panic was caught in the tier's own threads.
+    #[must_use]
+    pub fn is_poisoned(&self) -> bool {
+        self.shared.broken.load(Ordering::Acquire) || self.shared.core.is_poisoned()
+    }
+
+    #[must_use]
+    pub fn has_pending_work(&self) -> bool {
+        let open = self.shared.core.lock().is_ok_and(|core| core.manager.has_pending_work());
+        open || self.shared.results.len() > 0
+    }
+
+    pub fn request_new(&self, options: &RequestOptions) -> Result<RequestId> {
+        self.shared.check()?;
+        let roles = params::parse(&options.kv_transfer_params_json, self.shared.limits.id_len)?;
+        let timeouts = RequestTimeouts { load: options.load_timeout, lookup: options.lookup_timeout };
+        self.shared.call(|manager, now| manager.request_new(now, roles, timeouts))
+    }
+
+    pub fn offload_policy(&self, request: RequestId) -> Result<OffloadPolicy> {
+        self.shared.call(|manager, _| manager.offload_policy(request))
+    }
+
+    /// Why the request's lookups are misses and its loads fail: outcome and text. `None` while its peer is usable, or
+    /// if it has none.
+    pub fn request_failure(&self, request: RequestId) -> Result<Option<(Outcome, String)>> {
+        let failure = self.shared.call(|manager, _| manager.request_failure(request))?;
+        Ok(failure.map(|cause| (cause.outcome, cause.detail)))
+    }
+
+    pub fn request_finish(&self, request: RequestId) -> Result<()> {
+        self.shared.call(|manager, now| manager.request_finish(now, request))
+    }
+
+    /// What is known of each key at the request's peer; unknown keys are registered for the next flush.
+    pub fn lookup(&self, request: RequestId, keys: KeysView<'_>, states: &mut [LookupState]) -> Result<()> {
+        self.shared.call(|manager, now| manager.lookup(now, request, keys, states))
+    }
+
+    pub fn flush_lookups(&self) -> Result<()> {
+        self.shared.call(|manager, now| manager.flush_lookups(now))
+    }
+
+    /// Flushes, then waits until no lookup of the request is open. False if `timeout` came first.
+    pub fn wait_lookups(&self, request: RequestId, timeout: Option<Duration>) -> Result<bool> {
+        self.flush_lookups()?;
+        self.shared.call(|manager, _| manager.has_open_lookups(request))?;
+        let answered = |core: &Core| !core.manager.has_open_lookups(request).unwrap_or(false);
+        self.shared.wait_until(self.shared.clock.deadline(timeout), answered)
+    }
+
+    pub fn submit_load(&self, request: RequestId, job: JobId, keys: KeysView<'_>, blocks: &[u32]) -> Result<()> {
+        let blocks = indexes(blocks);
+        self.shared.call(|manager, now| manager.submit_load(now, request, job, keys, &blocks))
+    }
+
+    pub fn submit_store(&self, request: RequestId, job: JobId, keys: KeysView<'_>, blocks: &[u32]) -> Result<()> {
+        let blocks = indexes(blocks);
+        self.shared.call(|manager, now| manager.submit_store(now, request, job, keys, &blocks))
+    }
+
+    /// Appends up to `capacity` results to `out`. In caller mode this is what makes progress.
+    pub fn poll_finished(&self, out: &mut Vec<JobResult>, capacity: usize) -> Result<()> {
+        self.shared.check()?;
+        if self.shared.mode == ProgressMode::Caller {
+            // Takes the news out of the set; what they are about is looked at next.
+            self.shared.poller.wait(Some(Duration::ZERO));
+            self.shared.progress();
+        }
+        self.shared.results.pop(out, capacity);
+        if self.shared.mode == ProgressMode::Caller && self.shared.results.len() > 0 {
+            self.shared.poller.wake();
+        }
+        Ok(())
+    }
+
+    /// As [`Tier::poll_finished`], but waits for the first result. False if `timeout` came first (`None` = no limit).
+    pub fn wait_finished(&self, out: &mut Vec<JobResult>, capacity: usize, timeout: Option<Duration>) -> Result<bool> {
+        let shared = &self.shared;
+        shared.check()?;
+        let deadline = shared.clock.deadline(timeout);
+        let arrived = match shared.mode {
+            ProgressMode::Thread => shared.results.wait(&shared.clock, deadline),
+            ProgressMode::Caller => shared.wait_until(deadline, |_| shared.results.len() > 0)?,
+        };
+        if !arrived {
+            shared.check()?;
+        }
+        shared.results.pop(out, capacity);
+        Ok(arrived)
+    }
+
+    pub fn publish(&self, keys: KeysView<'_>, blocks: &[u32]) -> Result<()> {
+        let blocks = indexes(blocks);
+        self.shared.call(|manager, now| manager.publish(now, keys, &blocks))
+    }
+
+    /// All of the keys are taken out, or none: then one of them is pinned, `states` says which, and `false` is returned.
+    pub fn unpublish(&self, keys: KeysView<'_>, states: &mut [UnpublishState]) -> Result<bool> {
+        self.shared.call(|manager, _| manager.unpublish(keys, states))
+    }
+
+    /// Calls the engine's [`ServeOps`] on this thread for every lookup that waits for it.
+    pub fn serve(&self) -> Result<()> {
+        self.shared.check()?;
+        self.shared.serve();
+        self.shared.check()
+    }
+
+    /// Who answers lookups that the block directory cannot; `None` = they are misses. The ops of before are dropped
+    /// once no call of them is running.
+    pub fn set_serve_ops(&self, ops: Option<Arc<dyn ServeOps>>, thread: ServeThread) -> Result<()> {
+        let mode = if ops.is_some() { ServeMode::Engine } else { ServeMode::DirectoryOnly };
+        let serving = ops.map(|ops| Serving { ops, thread });
+        let before = {
+            let mut slot = self.shared.serving.lock().map_err(|_| poisoned())?;
+            std::mem::replace(&mut *slot, serving)
+        };
+        drop(before);
+        self.shared.call(|manager, now| {
+            manager.set_serve_mode(now, mode);
+            Ok(())
+        })
+    }
+
+    pub fn peers(&self) -> Result<Vec<PeerInfo>> {
+        let peers = self.shared.call(|manager, now| Ok(manager.peers(now)))?;
+        let info = |peer: crate::protocol::manager::PeerSummary| PeerInfo {
+            peer: peer.peer,
+            state: peer.state,
+            transport: peer.transport,
+            detail: peer.detail,
+            loads_live: peer.loads_live,
+            stores_live: peer.stores_live,
+            transfers_live: peer.transfers_live,
+            bytes_in: peer.bytes_in,
+            bytes_out: peer.bytes_out,
+            rounds_served: peer.rounds_served,
+            idle: peer.idle,
+        };
+        Ok(peers.into_iter().map(info).collect())
+    }
+
+    pub fn stats(&self) -> Result<Stats> {
+        let stats = self.shared.call(|manager, _| Ok(manager.stats()))?;
+        Ok(Stats { results_queued: self.shared.results.len() as u64, ..stats })
+    }
+}
+
+impl Drop for Tier {
+    fn drop(&mut self) {
+        self.shut_down();
+    }
+}
+
+fn indexes(blocks: &[u32]) -> Vec<BlockIndex> {
+    blocks.iter().copied().map(BlockIndex).collect()
+}

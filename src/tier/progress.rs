@@ -1,0 +1,103 @@
+//! Progress: messages in, events in, deadlines, outputs out. By a thread of the tier's own or by whoever calls.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use crate::control::Received;
+use crate::protocol::codec;
+use crate::protocol::timer::Timestamp;
+
+use super::{ServeThread, Shared};
+
+/// Messages taken in before deadlines are judged at the latest, so that a flood cannot hold them off.
+const INBOX_BATCH: usize = 1024;
+
+/// Keys that the engine left open are asked about again so soon, where the progress thread serves.
+const SERVE_AGAIN: Duration = Duration::from_millis(2);
+
+impl Shared {
+    /// The progress thread's life.
+    pub(super) fn run(&self) {
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            while !self.stop.load(Ordering::Acquire) {
+                self.progress();
+                self.sleep(None);
+            }
+        }));
+        if outcome.is_err() {
+            log::error!("tier {}: the progress thread panicked; the tier is poisoned", self.local_id);
+            self.broken.store(true, Ordering::Release);
+            self.results.close();
+            self.changed.notify_all();
+        }
+    }
+
+    /// Does all that can be done without waiting.
+    pub(super) fn progress(&self) {
+        self.take_inbox();
+        {
+            let Ok(mut core) = self.core.lock() else { return };
+            let now = self.clock.now();
+            core.poll_transports(now);
+            core.manager.handle_timeout(now);
+            core.execute(now);
+            core.forget_routes();
+            self.leave(core);
+        }
+        if self.serves_on(ServeThread::Progress) {
+            self.serve();
+        }
+        self.changed.notify_all();
+    }
+
+    /// The inbox comes before deadlines: an answer that has arrived is not late.
+    fn take_inbox(&self) {
+        let Ok(mut receiver) = self.receiver.lock() else { return };
+        let mut left = INBOX_BATCH;
+        while left > 0 {
+            let Some(received) = receiver.receive() else { break };
+            self.take_message(&received);
+            left -= 1;
+        }
+        if left == 0 {
+            // More may be there, and nothing would tell of it again.
+            self.poller.wake();
+        }
+        let dropped = receiver.dropped();
+        let before = self.dropped.swap(dropped, Ordering::Relaxed);
+        if dropped > before
+            && let Ok(mut core) = self.core.lock()
+        {
+            core.manager.count_dropped(dropped - before);
+        }
+    }
+
+    /// Large messages are decoded outside the lock: engine calls do not wait for that.
+    fn take_message(&self, received: &Received) {
+        let dialect = match self.core.lock() {
+            Ok(core) => core.manager.dialect_of(&received.identity),
+            Err(_) => return,
+        };
+        let decoded = codec::decode(&received.payload, dialect, &self.limits);
+        let Ok(mut core) = self.core.lock() else { return };
+        let now = self.clock.now();
+        core.manager.handle_message(now, &received.identity, decoded);
+        core.execute(now);
+        self.leave(core);
+    }
+
+    /// Sleeps until a source is readable, a deadline comes or somebody wakes us; at most `limit`.
+    pub(super) fn sleep(&self, limit: Option<Duration>) {
+        let deadline = Timestamp::from_nanos(self.sleeps_until.load(Ordering::Acquire));
+        let due = self.clock.left(deadline).unwrap_or(Duration::ZERO);
+        let again = self.serves_again.load(Ordering::Acquire).then_some(SERVE_AGAIN);
+        let limit = [Some(due), again, limit].into_iter().flatten().min();
+        if !self.poller.wait(limit)
+            && let Ok(core) = self.core.lock()
+        {
+            // Another caller is at it: what it finds, it tells.
+            drop(self.changed.wait_timeout(core, limit.unwrap_or(SERVE_AGAIN)));
+        }
+    }
+}
