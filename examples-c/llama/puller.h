@@ -1,9 +1,8 @@
-// The consumer's side: asks peers for snapshots, chooses one, pulls into the block cache.
+// The consumer's side: asks a peer for snapshots and pulls them into the block cache.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -21,7 +20,7 @@ struct PeerAddress {
 
 struct PullSettings {
     std::vector<PeerAddress> peers;
-    uint64_t peer_wait_ms;     // how long a peer may take to answer a lookup, connecting included
+    uint64_t peer_wait_ms;  // how long a peer may take to answer a lookup, connecting included
     uint64_t load_timeout_ms;
 };
 
@@ -39,10 +38,11 @@ class Puller {
 public:
     Puller(const Tier &tier, BlockCache &cache, const Sharing &sharing, const PullSettings &settings, const Journal &journal);
 
-    // Snapshots for some of `wanted` (which are useful in the sense of Sharing, in that order), now in the block cache.
-    // Gives indexes into `wanted`, in the order of restoring; empty when no peer had anything or all failed. Every
-    // failure has been told to the journal, and added to the report.
-    std::vector<size_t> pull(const std::vector<ChainKey> &wanted, PullReport &report);
+    size_t peers() const { return peers_.size(); }
+    // Snapshots for some of `wanted` (useful prefixes in the sense of Sharing, in that order) from one peer, now in the
+    // block cache. Gives indexes into `wanted`, in the order of restoring; empty when the peer had none or failed. What
+    // went wrong has been told to the journal.
+    std::vector<size_t> pull(size_t peer, const std::vector<ChainKey> &wanted, PullReport &report);
 
 private:
     using Clock = std::chrono::steady_clock;
@@ -50,28 +50,22 @@ private:
         PeerAddress address;
         Clock::time_point rests_until{};
     };
-    // One peer's answer to the question which of the wanted snapshots it has.
-    struct Ask {
-        Peer *peer;
-        std::unique_ptr<Request> request;
+    // Blocks of the region and the keys of what belongs into them.
+    struct Order {
         std::vector<uint8_t> packed_keys;
-        std::vector<uint32_t> states;
-        bool answered = false;
-        std::vector<size_t> picked;
+        std::vector<uint32_t> block_indexes;
+        void add(const ChainKey &key, uint32_t first_part, BlockRun run);
     };
     enum class Landed { whole, not_whole, unsafe_to_reuse };
 
-    std::vector<Ask> ask_peers(const std::vector<ChainKey> &wanted);
-    void wait_for_answers(std::vector<Ask> &asks, size_t wanted);
-    void read_answer(Ask &ask) const;
-    void tell_empty_handed(const Ask &ask);
-    std::vector<size_t> load_picked(Ask &ask, const std::vector<ChainKey> &wanted, PullReport &report);
-    Landed load(Ask &ask, const std::vector<uint8_t> &packed_keys, const std::vector<uint32_t> &block_indexes, PullReport &report);
-    bool settle(Ask &ask, const ChainKey &key, BlockRun run, PullReport &report);
-    std::optional<BlockRun> load_rest(Ask &ask, const ChainKey &key, BlockRun head, uint32_t parts, PullReport &report);
-    bool has_all(const Request &request, const std::vector<uint8_t> &packed_keys) const;
+    std::optional<std::vector<uint32_t>> look_up(Peer &peer, const Request &request, const std::vector<uint8_t> &packed_keys);
+    std::vector<size_t> pick(const std::vector<uint32_t> &states) const;
+    std::vector<BlockRun> reserve(size_t snapshots);
+    Landed load(Peer &peer, const Request &request, const Order &order, PullReport &report);
+    std::optional<p2p_job_result> wait_for(uint64_t job_id);
+    bool settle(Peer &peer, const Request &request, const ChainKey &key, BlockRun run, PullReport &report);
+    std::optional<BlockRun> load_rest(Peer &peer, const Request &request, const ChainKey &key, BlockRun head, uint32_t parts, PullReport &report);
     void let_rest(Peer &peer, const std::string &why);
-    std::string state_of(const Peer &peer) const;
 
     const Tier &tier_;
     BlockCache &cache_;

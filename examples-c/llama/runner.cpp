@@ -46,20 +46,20 @@ uint32_t Runner::restore_held(const std::vector<ChainKey> &keys, uint32_t held, 
     return report.held_chunks;
 }
 
-// As long as that brings the prompt forward: one peer may have more than another, and one may fail.
+// Each peer in turn, for what is still missing.
 uint32_t Runner::pull_and_restore(const std::vector<ChainKey> &keys, uint32_t held, RunReport &report) {
-    for (;;) {
+    for (size_t peer = 0; peer < parts_->puller->peers(); ++peer) {
         const std::vector<uint32_t> useful = parts_->sharing->useful(held, report.chunks);
-        if (useful.empty()) return held;
+        if (useful.empty()) break;
         std::vector<ChainKey> wanted;
         for (const uint32_t prefix : useful) wanted.push_back(keys[prefix - 1]);
         std::vector<uint32_t> prefixes;
-        for (const size_t i : parts_->puller->pull(wanted, report.pull)) prefixes.push_back(useful[i]);
+        for (const size_t i : parts_->puller->pull(peer, wanted, report.pull)) prefixes.push_back(useful[i]);
         const uint32_t now_held = restore(keys, prefixes, held, report);
-        report.pulled_chunks += now_held - held;
-        if (now_held == held) return held;
+        if (now_held > held) report.pulled_chunks += now_held - held;
         held = now_held;
     }
+    return held;
 }
 
 // Copies snapshots out of the region, straight into the engine.

@@ -46,3 +46,12 @@ Request::Request(const Tier &tier, const std::string &kv_request_id, const std::
     options.kv_transfer_params_json = borrowed(params);
     checked("p2p_request_new", p2p_request_new(tier.handle(), &options, &request_));
 }
+
+std::optional<std::string> Request::failure() const {
+    uint32_t outcome = P2P_OUTCOME_DONE;
+    char detail[216];
+    size_t len = 0;
+    checked("p2p_request_failure", p2p_request_failure(request_, &outcome, detail, sizeof detail, &len));
+    if (outcome == P2P_OUTCOME_DONE) return std::nullopt;
+    return std::string(p2p_outcome_name(outcome)) + ": " + detail;
+}

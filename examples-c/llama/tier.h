@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <stdexcept>
 #include <string>
 
@@ -68,6 +69,8 @@ public:
     Request &operator=(const Request &) = delete;
 
     p2p_request *handle() const { return request_; }
+    // Why the request can get nothing from its peer; nothing while it can.
+    std::optional<std::string> failure() const;
 
 private:
     p2p_request *request_ = nullptr;
