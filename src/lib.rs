@@ -6,3 +6,4 @@
 pub mod control;
 pub mod data;
 pub mod protocol;
+pub mod tier;

@@ -161,7 +161,9 @@ impl ClientRole {
     /// Whether a key of the id was looked up and not answered.
     #[must_use]
     pub fn has_open_lookups(&self, id: &KvRequestId) -> bool {
-        self.requests.get(id).is_some_and(|request| !request.awaiting.is_empty() || !request.unsent.is_empty())
+        self.requests
+            .get(id)
+            .is_some_and(|request| !request.awaiting.is_empty() || !request.unsent.is_empty())
     }
 
     /// Whether a load of the id is open.

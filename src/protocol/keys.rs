@@ -49,6 +49,12 @@ impl<'a> KeysView<'a> {
         (key_len > 0 && data.len().is_multiple_of(key_len)).then_some(KeysView { data, key_len })
     }
 
+    /// All keys, one behind the other.
+    #[must_use]
+    pub fn as_bytes(&self) -> &'a [u8] {
+        self.data
+    }
+
     #[must_use]
     pub fn key_len(&self) -> usize {
         self.key_len
@@ -127,9 +133,12 @@ impl KeyBatch {
         let mut first = 0;
         std::iter::from_fn(move || {
             let key_len = self.get(first)?.len();
-            let same = (first..self.len()).take_while(|at| self.get(*at).is_some_and(|key| key.len() == key_len));
+            let same =
+                (first..self.len()).take_while(|at| self.get(*at).is_some_and(|key| key.len() == key_len));
             let count = same.count();
-            let start = first.checked_sub(1).map_or(0, |previous| self.ends.get(previous).map_or(0, |end| *end as usize));
+            let start = first
+                .checked_sub(1)
+                .map_or(0, |previous| self.ends.get(previous).map_or(0, |end| *end as usize));
             first += count;
             KeysView::new(self.bytes.get(start..start + count * key_len)?, key_len)
         })

@@ -33,7 +33,11 @@ pub struct Core {
 }
 
 impl Core {
-    pub fn new(manager: Manager, sender: Box<dyn ControlSender>, transports: Vec<Box<dyn DataTransport>>) -> Self {
+    pub fn new(
+        manager: Manager,
+        sender: Box<dyn ControlSender>,
+        transports: Vec<Box<dyn DataTransport>>,
+    ) -> Self {
         Core {
             manager,
             sender,
@@ -72,7 +76,9 @@ impl Core {
             ControlEvent::ConnectionLost { session, reason } => {
                 self.manager.handle_connection_lost(now, session, &reason);
             }
-            ControlEvent::Resolved { session, addresses } => self.manager.handle_resolved(now, session, addresses),
+            ControlEvent::Resolved { session, addresses } => {
+                self.manager.handle_resolved(now, session, addresses)
+            }
             ControlEvent::Unresolvable { session, reason } => {
                 self.manager.handle_unresolvable(now, session, &reason);
             }
@@ -84,7 +90,9 @@ impl Core {
             DataEvent::Disarmed { load } => self.manager.handle_disarmed(now, load),
             DataEvent::PeerFault { session, reason } => self.manager.handle_peer_fault(now, session, &reason),
             DataEvent::PeerRegistered { session } => self.manager.handle_peer_registered(now, session),
-            DataEvent::PeerRefused { session, reason } => self.manager.handle_peer_refused(now, session, &reason),
+            DataEvent::PeerRefused { session, reason } => {
+                self.manager.handle_peer_refused(now, session, &reason)
+            }
             DataEvent::TransferDone { transfer } => self.manager.handle_transfer_done(now, transfer),
             DataEvent::TransferFailed { transfer, reason, decisive } => {
                 self.manager.handle_transfer_failed(now, transfer, &reason, decisive);
@@ -108,7 +116,8 @@ impl Core {
                 }
                 Output::ClosePeer { session, flush } => self.close_peer(now, session, flush),
                 Output::Disarm { session, load } => {
-                    let closed = self.route(session).is_none_or(|transport| transport.disarm(load) == Disarm::Done);
+                    let closed =
+                        self.route(session).is_none_or(|transport| transport.disarm(load) == Disarm::Done);
                     if closed {
                         self.manager.handle_disarmed(now, load);
                     }
@@ -125,7 +134,12 @@ impl Core {
                 Output::Send { session, message, dialect } => self.send(session, &message, dialect),
                 Output::Write { session, transfer, load, blocks } => match self.route(session) {
                     Some(transport) => transport.write(session, transfer, load, &blocks),
-                    None => self.manager.handle_transfer_failed(now, transfer, "no data transport is registered", true),
+                    None => self.manager.handle_transfer_failed(
+                        now,
+                        transfer,
+                        "no data transport is registered",
+                        true,
+                    ),
                 },
             }
         }
@@ -153,7 +167,9 @@ impl Core {
             Registration::Nixl { metadata, base_addr, num_blocks, block_len } => {
                 PeerOffer::Nixl { metadata, base_addr, num_blocks, block_len }
             }
-            Registration::Tcp { addresses, token, num_blocks } => PeerOffer::Tcp { addresses, token, num_blocks },
+            Registration::Tcp { addresses, token, num_blocks } => {
+                PeerOffer::Tcp { addresses, token, num_blocks }
+            }
         };
         if let Some(transport) = self.transports.get_mut(index) {
             transport.register_peer(session, offer);

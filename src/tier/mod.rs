@@ -22,7 +22,9 @@ use crate::data::Region;
 use crate::protocol::config::{Limits, Timeouts};
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{BlockIndex, JobId, PeerId, RequestId, ServeId};
-use crate::protocol::job::{JobResult, LookupState, OffloadPolicy, Outcome, PeerState, Stats, UnpublishState};
+use crate::protocol::job::{
+    JobResult, LookupState, OffloadPolicy, Outcome, PeerState, Stats, UnpublishState,
+};
 use crate::protocol::keys::KeysView;
 use crate::protocol::manager::{Manager, RequestTimeouts, ServeMode};
 use crate::protocol::params;
@@ -88,7 +90,12 @@ pub trait ServeOps: Send + Sync {
     fn lookup(&self, serve: ServeId, keys: KeysView<'_>, states: &mut [LookupState]);
     /// Pins the blocks of keys that were hits. `None` in `blocks` = cannot be served after all. `None` as the
     /// result: nothing was pinned, all are misses.
-    fn create_store_job(&self, serve: ServeId, keys: KeysView<'_>, blocks: &mut [Option<BlockIndex>]) -> Option<JobId>;
+    fn create_store_job(
+        &self,
+        serve: ServeId,
+        keys: KeysView<'_>,
+        blocks: &mut [Option<BlockIndex>],
+    ) -> Option<JobId>;
     fn request_finished(&self, serve: ServeId);
 }
 
@@ -192,7 +199,8 @@ impl Shared {
             ProgressMode::Thread => {}
             ProgressMode::Caller => {
                 let deadline = Timestamp::from_nanos(deadline);
-                self.poller.set_deadline((deadline.as_nanos() < u64::MAX).then(|| deadline.since(self.clock.now())));
+                self.poller
+                    .set_deadline((deadline.as_nanos() < u64::MAX).then(|| deadline.since(self.clock.now())));
             }
         }
     }
@@ -258,7 +266,10 @@ impl Tier {
         let quiet = |core: &Core| !core.manager.has_transfers_or_loads();
         let drained = shared.wait_until(shared.clock.deadline(Some(DRAIN)), quiet);
         if matches!(drained, Ok(false)) {
-            log::warn!("tier {}: transfers or loads are still under way after {DRAIN:?}, ending them", shared.local_id);
+            log::warn!(
+                "tier {}: transfers or loads are still under way after {DRAIN:?}, ending them",
+                shared.local_id
+            );
         }
         if let Ok(mut core) = shared.core.lock() {
             let now = shared.clock.now();
@@ -283,7 +294,8 @@ impl Tier {
     /// (`None` = no limit).
     pub fn drain(&self, timeout: Option<Duration>) -> Result<bool> {
         self.shared.check()?;
-        self.shared.wait_until(self.shared.clock.deadline(timeout), |core| !core.manager.has_transfers_or_loads())
+        self.shared
+            .wait_until(self.shared.clock.deadline(timeout), |core| !core.manager.has_transfers_or_loads())
     }
 
     /// With a progress thread: readable while results are queued, or while peers' lookups wait for [`Tier::serve`].
@@ -352,12 +364,24 @@ impl Tier {
         self.shared.wait_until(self.shared.clock.deadline(timeout), answered)
     }
 
-    pub fn submit_load(&self, request: RequestId, job: JobId, keys: KeysView<'_>, blocks: &[u32]) -> Result<()> {
+    pub fn submit_load(
+        &self,
+        request: RequestId,
+        job: JobId,
+        keys: KeysView<'_>,
+        blocks: &[u32],
+    ) -> Result<()> {
         let blocks = indexes(blocks);
         self.shared.call(|manager, now| manager.submit_load(now, request, job, keys, &blocks))
     }
 
-    pub fn submit_store(&self, request: RequestId, job: JobId, keys: KeysView<'_>, blocks: &[u32]) -> Result<()> {
+    pub fn submit_store(
+        &self,
+        request: RequestId,
+        job: JobId,
+        keys: KeysView<'_>,
+        blocks: &[u32],
+    ) -> Result<()> {
         let blocks = indexes(blocks);
         self.shared.call(|manager, now| manager.submit_store(now, request, job, keys, &blocks))
     }
@@ -378,7 +402,12 @@ impl Tier {
     }
 
     /// As [`Tier::poll_finished`], but waits for the first result. False if `timeout` came first (`None` = no limit).
-    pub fn wait_finished(&self, out: &mut Vec<JobResult>, capacity: usize, timeout: Option<Duration>) -> Result<bool> {
+    pub fn wait_finished(
+        &self,
+        out: &mut Vec<JobResult>,
+        capacity: usize,
+        timeout: Option<Duration>,
+    ) -> Result<bool> {
         let shared = &self.shared;
         shared.check()?;
         let deadline = shared.clock.deadline(timeout);

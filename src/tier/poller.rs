@@ -27,13 +27,16 @@ impl Poller {
     pub fn new() -> Result<Self> {
         let failed = |doing: &str, error: std::io::Error| io_error(doing, &error);
         let poll = Poll::new().map_err(|error| failed("cannot make an epoll set", error))?;
-        let registry = poll.registry().try_clone().map_err(|error| failed("cannot share an epoll set", error))?;
-        let waker = Waker::new(&registry, Token(0)).map_err(|error| failed("cannot make the wake-up", error))?;
+        let registry =
+            poll.registry().try_clone().map_err(|error| failed("cannot share an epoll set", error))?;
+        let waker =
+            Waker::new(&registry, Token(0)).map_err(|error| failed("cannot make the wake-up", error))?;
         let flags = TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK;
         let timer = rustix::time::timerfd_create(TimerfdClockId::Monotonic, flags)
             .map_err(|error| os_error("cannot make the deadline timer", error))?;
         let fd = poll.as_raw_fd();
-        let poller = Poller { poll: Mutex::new((poll, Events::with_capacity(16))), registry, fd, waker, timer };
+        let poller =
+            Poller { poll: Mutex::new((poll, Events::with_capacity(16))), registry, fd, waker, timer };
         poller.add(poller.timer.as_raw_fd())?;
         Ok(poller)
     }

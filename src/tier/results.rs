@@ -65,7 +65,9 @@ impl ResultQueue {
                 None => self.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner),
                 Some(deadline) => match clock.left(deadline) {
                     None => return false,
-                    Some(left) => self.arrived.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0,
+                    Some(left) => {
+                        self.arrived.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0
+                    }
                 },
             };
         }

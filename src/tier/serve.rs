@@ -19,7 +19,9 @@ pub struct Serving {
 
 impl Shared {
     pub(super) fn serves_on(&self, thread: ServeThread) -> bool {
-        self.serving.lock().is_ok_and(|serving| serving.as_ref().is_some_and(|serving| serving.thread == thread))
+        self.serving
+            .lock()
+            .is_ok_and(|serving| serving.as_ref().is_some_and(|serving| serving.thread == thread))
     }
 
     fn serve_ops(&self) -> Option<Arc<dyn ServeOps>> {
@@ -60,8 +62,12 @@ fn ask(ops: &dyn ServeOps, work: &ServeWork) -> ServeAnswer {
     for keys in question.keys.runs() {
         let mut states = vec![LookupState::Miss; keys.len()];
         ops.lookup(question.serve, keys, &mut states);
-        let hits: KeyBatch =
-            keys.iter().zip(&states).filter(|(_, state)| **state == LookupState::Hit).map(|(key, _)| key).collect();
+        let hits: KeyBatch = keys
+            .iter()
+            .zip(&states)
+            .filter(|(_, state)| **state == LookupState::Hit)
+            .map(|(key, _)| key)
+            .collect();
         for hits in hits.runs() {
             answer.pinned.push(pin(ops, work, hits));
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use crate::control::zmq::{self, ZmqConfig};
 use crate::control::{ControlReceiver, ControlSender};
 use crate::data::DataTransport;
-use crate::data::tcp::{TcpConfig, TcpTransport};
+use crate::data::tcp::{TcpConfig, TcpTransport, spawn_without_signals};
 use crate::protocol::config::{CoreConfig, LocalTcp, LocalTransports, TransportKind};
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::Instance;
@@ -101,11 +101,7 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
 
 fn spawn(shared: &Arc<Shared>) -> Result<std::thread::JoinHandle<()>> {
     let shared = Arc::clone(shared);
-    let run = move || {
-        crate::data::block_signals();
-        shared.run();
-    };
-    std::thread::Builder::new().name("p2pkv-progress".to_owned()).spawn(run).map_err(|error| {
+    spawn_without_signals("p2pkv-progress", move || shared.run()).map_err(|error| {
         Error::new(ErrorKind::OutOfResources, format!("cannot start the progress thread: {error}"))
     })
 }
@@ -123,7 +119,9 @@ fn bind_ip(host: &str) -> Result<IpAddr> {
     }
     let addresses: Vec<SocketAddr> = (bare, 0)
         .to_socket_addrs()
-        .map_err(|error| Error::new(ErrorKind::AddressInvalid, format!("host {host:?} cannot be resolved: {error}")))?
+        .map_err(|error| {
+            Error::new(ErrorKind::AddressInvalid, format!("host {host:?} cannot be resolved: {error}"))
+        })?
         .collect();
     // As the control socket does: IPv4 where the name has it.
     let best = addresses.iter().find(|address| address.is_ipv4()).or_else(|| addresses.first());
@@ -133,12 +131,15 @@ fn bind_ip(host: &str) -> Result<IpAddr> {
 
 /// Equal for all processes that run on this kernel since it booted.
 fn host_identity() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id").map(|text| text.trim().to_owned()).unwrap_or_default()
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
 }
 
 fn random<const N: usize>() -> Result<[u8; N]> {
     let mut bytes = [0; N];
-    getrandom::fill(&mut bytes)
-        .map_err(|error| Error::new(ErrorKind::Os, format!("cannot get random bytes from the system: {error}")))?;
+    getrandom::fill(&mut bytes).map_err(|error| {
+        Error::new(ErrorKind::Os, format!("cannot get random bytes from the system: {error}"))
+    })?;
     Ok(bytes)
 }

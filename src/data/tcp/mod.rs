@@ -18,6 +18,8 @@ mod stream;
 mod sys;
 mod thread;
 
+pub use sys::spawn_without_signals;
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};

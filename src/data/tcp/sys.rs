@@ -132,10 +132,7 @@ impl AsRawFd for EventFd {
 
 /// Starts a thread on which every signal is blocked from its first instruction, so that the host's handlers run on
 /// the host's threads.
-pub(super) fn spawn_without_signals(
-    name: &str,
-    body: impl FnOnce() + Send + 'static,
-) -> io::Result<JoinHandle<()>> {
+pub fn spawn_without_signals(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     let before = set_signal_mask(&full_signal_set())?;
     let spawned = thread::Builder::new().name(name.to_owned()).spawn(body);
     set_signal_mask(&before)?;

@@ -365,10 +365,15 @@ impl Manager {
     /// Whether a lookup of the request has no answer yet.
     pub fn has_open_lookups(&self, request: RequestId) -> Result<bool> {
         let found = self.request(request)?;
-        let (Some(Ok(session)), Some(ConsumerRole::Symmetric(source))) = (&found.session, &found.roles.consumer) else {
+        let (Some(Ok(session)), Some(ConsumerRole::Symmetric(source))) =
+            (&found.session, &found.roles.consumer)
+        else {
             return Ok(false);
         };
-        Ok(self.sessions.get(session).is_some_and(|session| session.client.has_open_lookups(&source.kv_request_id)))
+        Ok(self
+            .sessions
+            .get(session)
+            .is_some_and(|session| session.client.has_open_lookups(&source.kv_request_id)))
     }
 
     /// Why the request's lookups are misses and its loads fail; `None` while its peer is usable, or it has none.

@@ -71,14 +71,18 @@ impl Manager {
         self.cx.now = now;
         for pinned in &mut answer.pinned {
             if let Some(job) = pinned.job.take_if(|job| self.cx.jobs.contains_key(job)) {
-                log::error!("create_store_job gave job {job}, which is still open; its hits are taken as misses");
+                log::error!(
+                    "create_store_job gave job {job}, which is still open; its hits are taken as misses"
+                );
                 pinned.blocks.fill(None);
             }
         }
         let named = self.cx.serve.unsettled.get(&serve).cloned();
         let mut taken = false;
         if let Some((session, id, round)) = named {
-            self.with_session(session, |session, cx| taken = session.server.answer(cx, &id, round, serve, &answer));
+            self.with_session(session, |session, cx| {
+                taken = session.server.answer(cx, &id, round, serve, &answer)
+            });
         }
         if !taken {
             self.let_go(serve, &answer);

@@ -180,7 +180,8 @@ impl ServerRole {
         let round_name = (name.0.clone(), name.1);
         let named = (self.session, &round_name);
         cx.open_job(job, JobKind::Store);
-        let (Some(inbound), Some(round)) = (self.lookups.get_mut(name), self.rounds.get_mut(&round_name)) else {
+        let (Some(inbound), Some(round)) = (self.lookups.get_mut(name), self.rounds.get_mut(&round_name))
+        else {
             return let_go(cx, job);
         };
         if round.has_demand() || held.is_empty() {
@@ -189,7 +190,8 @@ impl ServerRole {
         round.add_job(cx, job);
         let mut no_pairs = Vec::new();
         for (position, block) in held {
-            if let (Some(key), Some(slot)) = (inbound.keys.get(*position), inbound.answers.get_mut(*position)) {
+            if let (Some(key), Some(slot)) = (inbound.keys.get(*position), inbound.answers.get_mut(*position))
+            {
                 round.supply_from_job(cx, named, key, *block, &mut no_pairs);
                 *slot = Some(true);
             }

@@ -1,0 +1,170 @@
+//! Requests: the scope of lookups, loads and stores.
+
+use std::sync::Arc;
+
+use super::config::timeout;
+use super::enums::p2p_offload_policy;
+use super::guard;
+use super::handle::{p2p_request, p2p_tier};
+use super::pointers::Caller;
+use super::sized::SizeFirst;
+use super::status::p2p_status;
+use super::strings::p2p_str;
+use crate::tier::RequestOptions;
+
+/// What `p2p_request_new` may be told. Prepare it with `p2p_request_options_init`; 0 and empty text mean the default.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct p2p_request_options {
+    /// sizeof(p2p_request_options), set by `p2p_request_options_init`.
+    pub struct_size: usize,
+    /// The request's `kv_transfer_params` as the orchestrator gave them, a JSON object. Its roles: `remote_decoder`
+    /// {kv_request_id} serves; `remote_prefiller` {kv_request_id, remote_host, remote_port} loads without asking;
+    /// `remote_kv_source` {the same} looks up, then loads. Default: no role.
+    pub kv_transfer_params_json: p2p_str,
+    /// Its loads are aborted after this, in milliseconds, at most 365 days. Default: the tier's.
+    pub load_timeout_ms: u64,
+    /// Its lookups give up after this, in milliseconds, at most 365 days. Default: the tier's.
+    pub lookup_timeout_ms: u64,
+}
+
+// SAFETY: `repr(C)` of integers and text, size first; zeros are valid in all of them.
+unsafe impl SizeFirst for p2p_request_options {
+    const C_NAME: &'static str = "p2p_request_options";
+    const ADVICE: &'static str = "prepare it with p2p_request_options_init";
+}
+
+/// Prepares request options: all defaults.
+///
+/// Parameters:
+/// - `options_out`: written; owned by caller. Set to zeros and its `struct_size` to `options_size`.
+/// - `options_size`: sizeof(p2p_request_options).
+///
+/// Returns:
+/// - P2P_STATUS_OK
+/// - P2P_STATUS_INVALID_ARGUMENT: NULL, or a size that no version of the struct has.
+///
+/// Threads: any, at any time.
+/// Since: 0.1.0
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn p2p_request_options_init(
+    options_out: *mut p2p_request_options,
+    options_size: usize,
+) -> p2p_status {
+    // SAFETY: the pointers are those of this call, as its documentation says.
+    let caller = unsafe { Caller::trust() };
+    guard::run("p2p_request_options_init", || {
+        caller.init_size_first(options_out, "options_out", options_size, "options_size")?;
+        Ok(p2p_status::OK)
+    })
+}
+
+/// Begins a request.
+///
+/// A consumer's request opens the session with its producer here, or uses the one there is; this does not wait for
+/// it. If it cannot, lookups of the request are MISS and its loads fail.
+///
+/// Parameters:
+/// - `tier`: borrowed for this call; the request keeps what it needs of it.
+/// - `options`: borrowed for this call, text in it is copied. NULL: all defaults, so no role.
+/// - `request_out`: the request; owned by caller, free with `p2p_request_finish`. Written only on P2P_STATUS_OK.
+///
+/// Returns:
+/// - P2P_STATUS_OK
+/// - P2P_STATUS_INVALID_ARGUMENT: NULL, or a field out of range.
+/// - P2P_STATUS_INVALID_PARAMS: the parameters are no JSON object, or name roles that exclude one another.
+/// - P2P_STATUS_ALREADY_EXISTS: another live request has this `kv_request_id`.
+/// - P2P_STATUS_LIMIT_EXCEEDED: the id is longer than the tier allows.
+/// - P2P_STATUS_UNSUPPORTED: a field is set that this version does not know.
+/// - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
+///
+/// Threads: any, at any time.
+/// Since: 0.1.0
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn p2p_request_new(
+    tier: *const p2p_tier,
+    options: *const p2p_request_options,
+    request_out: *mut *mut p2p_request,
+) -> p2p_status {
+    // SAFETY: the pointers are those of this call, as its documentation says.
+    let caller = unsafe { Caller::trust() };
+    guard::on_tier("p2p_request_new", &caller, tier, |live| {
+        let options = if options.is_null() {
+            RequestOptions::default()
+        } else {
+            let options = caller.size_first(options, "options")?;
+            let params = caller.text(&options.kv_transfer_params_json, "options.kv_transfer_params_json")?;
+            RequestOptions {
+                kv_transfer_params_json: params.unwrap_or_default().to_owned(),
+                load_timeout: timeout(options.load_timeout_ms, "options.load_timeout_ms")?,
+                lookup_timeout: timeout(options.lookup_timeout_ms, "options.lookup_timeout_ms")?,
+            }
+        };
+        let request_out = caller.out(request_out, "request_out")?;
+        let shared = Arc::clone(&caller.reference(tier, "tier")?.shared);
+        let id = live.request_new(&options)?;
+        request_out.set(Box::into_raw(Box::new(p2p_request { shared, id })));
+        Ok(p2p_status::OK)
+    })
+}
+
+/// Which blocks of the request to give to `p2p_submit_store`.
+///
+/// Parameters:
+/// - `request`: borrowed for this call.
+/// - `policy_out`: a `p2p_offload_policy`. A producer's request wants all its blocks, others only new ones.
+///
+/// Returns:
+/// - P2P_STATUS_OK
+/// - P2P_STATUS_INVALID_ARGUMENT: NULL.
+/// - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
+///
+/// Threads: any, but not while another call on this request may change it.
+/// Since: 0.1.0
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn p2p_request_offload_policy(
+    request: *const p2p_request,
+    policy_out: *mut u32,
+) -> p2p_status {
+    // SAFETY: the pointers are those of this call, as its documentation says.
+    let caller = unsafe { Caller::trust() };
+    guard::on_request("p2p_request_offload_policy", &caller, request, |tier, id| {
+        let policy_out = caller.out(policy_out, "policy_out")?;
+        policy_out.set(p2p_offload_policy::from(tier.offload_policy(id)?) as u32);
+        Ok(p2p_status::OK)
+    })
+}
+
+/// Ends a request and frees it, whatever is returned.
+///
+/// Loads that are still open are aborted; each still ends in its one result, and until then its blocks may be
+/// written. Stores go on until their peer has them or their time is over. Hits that were looked up and not loaded
+/// are given back to the producer.
+///
+/// In a child forked after `p2p_tier_new` the handle is only abandoned.
+///
+/// Parameters:
+/// - `request`: moved in, even on error; NULL is fine and OK.
+///
+/// Returns:
+/// - P2P_STATUS_OK
+/// - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top; the handle is
+///   gone all the same.
+///
+/// Threads: last and alone on this request. May come after `p2p_tier_free`.
+/// Since: 0.1.0
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn p2p_request_finish(request: *mut p2p_request) -> p2p_status {
+    const NAME: &str = "p2p_request_finish";
+    if request.is_null() {
+        return p2p_status::OK;
+    }
+    // SAFETY: not NULL, so from `Box::into_raw` in `p2p_request_new`; the caller gives it away here, once.
+    let p2p_request { shared, id } = *unsafe { Box::from_raw(request) };
+    let status = guard::on_shared(NAME, &shared, |tier| {
+        tier.request_finish(id)?;
+        Ok(p2p_status::OK)
+    });
+    guard::on_drop(NAME, shared);
+    status
+}
