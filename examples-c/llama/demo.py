@@ -16,11 +16,11 @@ from driver import Corpus
 
 def small(stage):
     print("equal outputs, three processes", flush=True)
-    scenarios.equal_outputs(stage, [50, 300], 640)
+    scenarios.equal_outputs(stage, [50, 300], 400)
     print("prefiller killed", flush=True)
-    scenarios.killed_prefiller(stage, 1000, 1)
+    scenarios.killed_prefiller(stage, 700, 1)
     print("peers that cannot be used", flush=True)
-    scenarios.unusable_peers(stage, 200, other_model=False)
+    scenarios.unusable_peers(stage, 200, everything=False)
 
 
 def full(stage, docs):

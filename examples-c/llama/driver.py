@@ -8,18 +8,19 @@ import threading
 import time
 
 ANSWER_TIMEOUT_S = 300
+# Several engines share the processor here: threads that wait for one another must not spin while others have work.
+ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}
 
 
 class Engine:
-    """One p2pkv-llama under control. Lines that are not answers (notes, events) are kept in `notes` and `events`."""
+    """One p2pkv-llama under control. Notes since the last command are kept in `notes`."""
 
     def __init__(self, program, model, name, *flags):
         self.name = name
         self.notes = []
-        self.events = []
         self.process = subprocess.Popen(
             [program, "--model", model, "--control", *flags],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace")
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace", env=ENVIRONMENT)
         self._lines = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self.ready = self.answer("ready")
@@ -32,7 +33,6 @@ class Engine:
 
     def send(self, command):
         self.notes.clear()
-        self.events.clear()
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
 
@@ -47,8 +47,6 @@ class Engine:
                 self.notes.append(line["text"])
             elif line["event"] in ("error", "ended"):
                 raise RuntimeError(f"{self.name}: {line}")
-            else:
-                self.events.append(line)
 
     def run(self, prompt, predict=None):
         self.start(prompt, predict)
@@ -77,9 +75,10 @@ class Engine:
     def close(self):
         if self.process.poll() is None:
             try:
-                self.send("quit")
+                self.process.stdin.write("quit\n")
+                self.process.stdin.close()
                 self.process.wait(timeout=30)
-            except (BrokenPipeError, subprocess.TimeoutExpired):
+            except (OSError, subprocess.TimeoutExpired):
                 self.kill()
 
     def __enter__(self):

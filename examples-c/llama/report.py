@@ -56,7 +56,7 @@ def results_page(results):
              f"What the decoder said, the last time: “{results['killed'][-1][4]}”\n",
              "## Peers that cannot be used\n", "The decoder evaluated the prompt itself; outputs equal.\n",
              table(["peer", "looked up for", "what the decoder said"],
-                   [(name, f"{lookup:.1f} ms", said) for name, lookup, _, said in results["unusable"]])]
+                   [(name, f"{lookup:.1f} ms", said) for name, lookup, said in results["unusable"]])]
     return "\n".join(parts)
 
 

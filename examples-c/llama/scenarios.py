@@ -152,37 +152,36 @@ def pulling(decoder):
     require(line["event"] == "pulling", f"nothing was pulled: {line}")
 
 
-def unusable_peers(stage, tokens, other_model=True):
-    """Peer missing, other chunk size, other model: said, and evaluated here."""
+def unusable_peers(stage, tokens, everything=True):
+    """Peer missing, other block size, chunk size or model: said, and evaluated here."""
     prompt = stage.corpus.prompt(70, tokens)
-    rows = []
     with stage.producer() as producer:
         reference = producer.run(prompt)
-        cases = [("nobody listens there", ("127.0.0.1:9",), (), None),
-                 ("other block size", (producer.id,), ("--block-len", "4194304"), None),
-                 ("other chunk size", (producer.id,), ("--chunk-tokens", "128"), None)]
-        other = os.path.join(stage.work_dir, "other-model.gguf")
-        if other_model:
+        rows = [unusable_peer(stage, "nobody listens there", "127.0.0.1:9", prompt, reference)]
+        if everything:
+            rows.append(unusable_peer(stage, "other block size", producer.id, prompt, reference, "--block-len", "4194304"))
+            # Chunks are also what is evaluated at a time, so the reference is one with the same chunks.
+            other_chunks = ("--chunk-tokens", "128")
+            with stage.engine("alone", "--decode", *other_chunks) as alone:
+                reference_128 = alone.run(prompt)
+            rows.append(unusable_peer(stage, "other chunk size", producer.id, prompt, reference_128, *other_chunks))
+            other = os.path.join(stage.work_dir, "other-model.gguf")
             shutil.copyfile(stage.model, other)
             with open(other, "ab") as file:
                 file.write(b"\0")
-            cases.append(("other model file", (producer.id,), (), other))
-        for name, peers, flags, model in cases:
-            words = [word for peer in peers for word in ("--peer", peer)]
-            with stage.engine(name, "--decode", *words, *flags, model=model) as decoder, \
-                    stage.engine(name + " alone", "--decode", *flags, model=model) as alone:
-                begin = time.monotonic()
-                result = decoder.run(prompt)
-                elapsed_ms = (time.monotonic() - begin) * 1e3
-                expected = reference if name != "other chunk size" else alone.run(prompt)
-            require(result["pulled_chunks"] == 0, f"{name}: {result}")
-            require(decoder.notes, f"{name}: nothing was said")
-            same_tokens(expected, result, name)
-            rows.append((name, result["lookup_ms"], elapsed_ms, decoder.notes[0]))
-            print(f"  {name}: {decoder.notes[0]}", flush=True)
-        if other_model:
+            rows.append(unusable_peer(stage, "other model file", producer.id, prompt, reference, model=other))
             os.unlink(other)
     return rows
+
+
+def unusable_peer(stage, case, peer, prompt, reference, *flags, model=None):
+    with stage.engine(case, "--decode", "--peer", peer, *flags, model=model) as decoder:
+        result = decoder.run(prompt)
+    require(result["pulled_chunks"] == 0, f"{case}: {result}")
+    require(decoder.notes, f"{case}: nothing was said")
+    same_tokens(reference, result, case)
+    print(f"  {case}: {decoder.notes[0]}", flush=True)
+    return case, result["lookup_ms"], decoder.notes[0]
 
 
 def first_token_times(stage, lengths, repeats=5):

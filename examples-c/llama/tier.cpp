@@ -49,9 +49,9 @@ Request::Request(const Tier &tier, const std::string &kv_request_id, const std::
 
 std::optional<std::string> Request::failure() const {
     uint32_t outcome = P2P_OUTCOME_DONE;
-    char detail[216];
+    char detail[216] = "";
     size_t len = 0;
-    checked("p2p_request_failure", p2p_request_failure(request_, &outcome, detail, sizeof detail, &len));
+    checked("p2p_request_outcome", p2p_request_outcome(request_, &outcome, detail, sizeof detail, &len));
     if (outcome == P2P_OUTCOME_DONE) return std::nullopt;
     return std::string(p2p_outcome_name(outcome)) + ": " + detail;
 }
