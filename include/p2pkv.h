@@ -1465,6 +1465,33 @@ p2p_status p2p_request_new(const struct p2p_tier *tier,
 p2p_status p2p_request_offload_policy(const struct p2p_request *request, uint32_t *policy_out);
 
 /**
+ * How the request stands with its producer: why lookups are MISS and loads fail.
+ *
+ * Parameters:
+ * - `request`: borrowed for this call.
+ * - `outcome_out`: a `p2p_outcome`: DONE while nothing is wrong or there is no producer; else what a load would end
+ *   with now, such as NO_PEER, PEER_LOST or INCOMPATIBLE. It stays so until the request finishes.
+ * - `buf`: the reason, as `p2p_job_result.detail` would give it; owned by caller. Written with a NUL, cut to `cap`.
+ *   NULL with `cap` 0: not wanted.
+ * - `cap`: bytes at `buf`.
+ * - `len_out`: length of the whole reason without its NUL. NULL only together with `buf`.
+ *
+ * Returns:
+ * - P2P_STATUS_OK
+ * - P2P_STATUS_TRUNCATED: the reason was cut; `outcome_out` is written all the same.
+ * - P2P_STATUS_INVALID_ARGUMENT: NULL.
+ * - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
+ *
+ * Threads: any, but not while another call on this request may change it.
+ * Since: 0.1.0
+ */
+p2p_status p2p_request_outcome(const struct p2p_request *request,
+                               uint32_t *outcome_out,
+                               char *buf,
+                               size_t cap,
+                               size_t *len_out);
+
+/**
  * Ends a request and frees it, whatever is returned.
  *
  * Loads that are still open are aborted; each still ends in its one result, and until then its blocks may be
@@ -1529,6 +1556,27 @@ p2p_status p2p_lookup(struct p2p_request *request,
  * Since: 0.1.0
  */
 p2p_status p2p_flush_lookups(const struct p2p_tier *tier);
+
+/**
+ * Flushes, then waits until every key that was looked up for the request is HIT or MISS. For engines that do not step
+ * anyway; others call `p2p_flush_lookups` and ask again in their next step.
+ *
+ * Parameters:
+ * - `request`: borrowed for this call.
+ * - `timeout_ms`: how long to wait at most, in milliseconds. 0: flush only. P2P_TIMEOUT_INFINITE: without limit; the
+ *   request's own lookup deadline ends the wait all the same.
+ *
+ * Returns:
+ * - P2P_STATUS_OK: `p2p_lookup` has an answer for each of the keys.
+ * - P2P_STATUS_TIMED_OUT: some are still RETRY; nothing was lost.
+ * - P2P_STATUS_INVALID_ARGUMENT: NULL.
+ * - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
+ *
+ * Threads: any, one at a time for each request. In caller mode it makes progress for the whole tier.
+ * Since: 0.1.0
+ */
+p2p_status p2p_wait_lookups(struct p2p_request *request,
+                            uint64_t timeout_ms);
 
 /**
  * Pulls blocks from the request's producer: the bytes under `keys[i]` into block `block_indexes[i]`.
@@ -1644,7 +1692,7 @@ p2p_status p2p_wait_finished(const struct p2p_tier *tier,
 
 /**
  * Lets peers have blocks: block `block_indexes[i]` has the bytes under `keys[i]`, and they stay as they are until
- * `p2p_unpublish` says REMOVED.
+ * `p2p_unpublish` gives OK.
  *
  * Publishing the same key at the same block again changes nothing. All or nothing: on error none of the keys is
  * newly published.
@@ -1671,16 +1719,17 @@ p2p_status p2p_publish(const struct p2p_tier *tier,
 /**
  * Takes blocks back. Call it before a block gets other bytes.
  *
- * Each key is taken back or not on its own. One that a peer's round holds stays published; try it again later.
+ * All or nothing: if a peer's round holds one of the keys, none is taken back; try again later, or with fewer keys.
  *
  * Parameters:
  * - `tier`: borrowed for this call.
  * - `keys`: borrowed for this call.
- * - `states_out`: one `p2p_unpublish_state` for each key; owned by caller. NULL: not wanted.
+ * - `states_out`: one `p2p_unpublish_state` for each key; owned by caller. NULL: not wanted. After
+ *   P2P_STATUS_BUSY, REMOVED says that the key alone could have been taken back.
  *
  * Returns:
  * - P2P_STATUS_OK: none of the keys is published now.
- * - P2P_STATUS_BUSY: at least one key still is; its block must stay as it is.
+ * - P2P_STATUS_BUSY: a key is held, so all of them are published as before; their blocks must stay as they are.
  * - P2P_STATUS_INVALID_ARGUMENT: NULL, or keys of no length.
  * - P2P_STATUS_OUT_OF_RESOURCES: no memory for so many states.
  * - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.

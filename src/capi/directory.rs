@@ -8,7 +8,7 @@ use super::status::p2p_status;
 use crate::protocol::job::UnpublishState;
 
 /// Lets peers have blocks: block `block_indexes[i]` has the bytes under `keys[i]`, and they stay as they are until
-/// `p2p_unpublish` says REMOVED.
+/// `p2p_unpublish` gives OK.
 ///
 /// Publishing the same key at the same block again changes nothing. All or nothing: on error none of the keys is
 /// newly published.
@@ -45,16 +45,17 @@ pub unsafe extern "C" fn p2p_publish(
 
 /// Takes blocks back. Call it before a block gets other bytes.
 ///
-/// Each key is taken back or not on its own. One that a peer's round holds stays published; try it again later.
+/// All or nothing: if a peer's round holds one of the keys, none is taken back; try again later, or with fewer keys.
 ///
 /// Parameters:
 /// - `tier`: borrowed for this call.
 /// - `keys`: borrowed for this call.
-/// - `states_out`: one `p2p_unpublish_state` for each key; owned by caller. NULL: not wanted.
+/// - `states_out`: one `p2p_unpublish_state` for each key; owned by caller. NULL: not wanted. After
+///   P2P_STATUS_BUSY, REMOVED says that the key alone could have been taken back.
 ///
 /// Returns:
 /// - P2P_STATUS_OK: none of the keys is published now.
-/// - P2P_STATUS_BUSY: at least one key still is; its block must stay as it is.
+/// - P2P_STATUS_BUSY: a key is held, so all of them are published as before; their blocks must stay as they are.
 /// - P2P_STATUS_INVALID_ARGUMENT: NULL, or keys of no length.
 /// - P2P_STATUS_OUT_OF_RESOURCES: no memory for so many states.
 /// - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
@@ -74,9 +75,8 @@ pub unsafe extern "C" fn p2p_unpublish(
         let wanted = if states_out.is_null() { 0 } else { keys.len() };
         let states_out = caller.out_array(states_out, wanted, "states_out")?;
         let mut states = filled(UnpublishState::NotFound, keys.len())?;
-        tier.unpublish(keys, &mut states)?;
+        let removed = tier.unpublish(keys, &mut states)?;
         states_out.set(states.iter().map(|&state| p2p_unpublish_state::from(state) as u32));
-        let busy = states.contains(&UnpublishState::Busy);
-        Ok(if busy { p2p_status::BUSY } else { p2p_status::OK })
+        Ok(if removed { p2p_status::OK } else { p2p_status::BUSY })
     })
 }

@@ -1,15 +1,17 @@
 //! Requests: the scope of lookups, loads and stores.
 
+use std::ffi::c_char;
 use std::sync::Arc;
 
 use super::config::timeout;
-use super::enums::p2p_offload_policy;
+use super::enums::{p2p_offload_policy, p2p_outcome};
 use super::guard;
 use super::handle::{p2p_request, p2p_tier};
 use super::pointers::Caller;
 use super::sized::SizeFirst;
 use super::status::p2p_status;
-use super::strings::p2p_str;
+use super::strings::{copy_out, p2p_str};
+use crate::protocol::job::Outcome;
 use crate::tier::RequestOptions;
 
 /// What `p2p_request_new` may be told. Prepare it with `p2p_request_options_init`; 0 and empty text mean the default.
@@ -132,6 +134,48 @@ pub unsafe extern "C" fn p2p_request_offload_policy(
         let policy_out = caller.out(policy_out, "policy_out")?;
         policy_out.set(p2p_offload_policy::from(tier.offload_policy(id)?) as u32);
         Ok(p2p_status::OK)
+    })
+}
+
+/// How the request stands with its producer: why lookups are MISS and loads fail.
+///
+/// Parameters:
+/// - `request`: borrowed for this call.
+/// - `outcome_out`: a `p2p_outcome`: DONE while nothing is wrong or there is no producer; else what a load would end
+///   with now, such as NO_PEER, PEER_LOST or INCOMPATIBLE. It stays so until the request finishes.
+/// - `buf`: the reason, as `p2p_job_result.detail` would give it; owned by caller. Written with a NUL, cut to `cap`.
+///   NULL with `cap` 0: not wanted.
+/// - `cap`: bytes at `buf`.
+/// - `len_out`: length of the whole reason without its NUL. NULL only together with `buf`.
+///
+/// Returns:
+/// - P2P_STATUS_OK
+/// - P2P_STATUS_TRUNCATED: the reason was cut; `outcome_out` is written all the same.
+/// - P2P_STATUS_INVALID_ARGUMENT: NULL.
+/// - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
+///
+/// Threads: any, but not while another call on this request may change it.
+/// Since: 0.1.0
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn p2p_request_outcome(
+    request: *const p2p_request,
+    outcome_out: *mut u32,
+    buf: *mut c_char,
+    cap: usize,
+    len_out: *mut usize,
+) -> p2p_status {
+    // SAFETY: the pointers are those of this call, as its documentation says.
+    let caller = unsafe { Caller::trust() };
+    guard::on_request("p2p_request_outcome", &caller, request, |tier, id| {
+        let outcome_out = caller.out(outcome_out, "outcome_out")?;
+        let (outcome, detail) = tier.request_failure(id)?.unwrap_or((Outcome::Done, String::new()));
+        let status = if buf.is_null() && cap == 0 && len_out.is_null() {
+            p2p_status::OK
+        } else {
+            copy_out(&caller, &detail, buf, cap, len_out)?
+        };
+        outcome_out.set(p2p_outcome::from(outcome) as u32);
+        Ok(status)
     })
 }
 

@@ -82,6 +82,7 @@ impl From<ErrorKind> for p2p_status {
             ErrorKind::Os => p2p_status::OS_ERROR,
             ErrorKind::OutOfResources => p2p_status::OUT_OF_RESOURCES,
             ErrorKind::PermissionDenied => p2p_status::PERMISSION_DENIED,
+            ErrorKind::Poisoned => p2p_status::POISONED,
             ErrorKind::ShutDown => p2p_status::SHUT_DOWN,
             ErrorKind::TransportUnavailable => p2p_status::TRANSPORT_UNAVAILABLE,
             ErrorKind::Unsupported => p2p_status::UNSUPPORTED,

@@ -118,6 +118,32 @@ pub unsafe extern "C" fn p2p_flush_lookups(tier: *const p2p_tier) -> p2p_status 
     })
 }
 
+/// Flushes, then waits until every key that was looked up for the request is HIT or MISS. For engines that do not step
+/// anyway; others call `p2p_flush_lookups` and ask again in their next step.
+///
+/// Parameters:
+/// - `request`: borrowed for this call.
+/// - `timeout_ms`: how long to wait at most, in milliseconds. 0: flush only. P2P_TIMEOUT_INFINITE: without limit; the
+///   request's own lookup deadline ends the wait all the same.
+///
+/// Returns:
+/// - P2P_STATUS_OK: `p2p_lookup` has an answer for each of the keys.
+/// - P2P_STATUS_TIMED_OUT: some are still RETRY; nothing was lost.
+/// - P2P_STATUS_INVALID_ARGUMENT: NULL.
+/// - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
+///
+/// Threads: any, one at a time for each request. In caller mode it makes progress for the whole tier.
+/// Since: 0.1.0
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn p2p_wait_lookups(request: *mut p2p_request, timeout_ms: u64) -> p2p_status {
+    // SAFETY: the pointers are those of this call, as its documentation says.
+    let caller = unsafe { Caller::trust() };
+    guard::on_request("p2p_wait_lookups", &caller, request, |tier, id| {
+        let answered = tier.wait_lookups(id, wait_limit(timeout_ms))?;
+        Ok(if answered { p2p_status::OK } else { p2p_status::TIMED_OUT })
+    })
+}
+
 /// Pulls blocks from the request's producer: the bytes under `keys[i]` into block `block_indexes[i]`.
 ///
 /// Does not wait. An accepted job ends in exactly one result, see `p2p_poll_finished`; until then the library

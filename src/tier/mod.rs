@@ -149,6 +149,8 @@ struct Shared {
     results: ResultQueue,
     poller: Poller,
     serving: Mutex<Option<Serving>>,
+    /// Held while the engine is asked: its callbacks are never called twice at a time.
+    serve_turn: Mutex<()>,
     /// When whoever makes progress wakes by itself. Written under the core's lock.
     sleeps_until: AtomicU64,
     /// The engine left lookups open, to be asked about again.
@@ -282,11 +284,14 @@ impl Tier {
         let _ = shared.wait_until(shared.clock.deadline(Some(FAREWELL)), gone);
         shared.stop.store(true, Ordering::Release);
         shared.poller.wake();
+        shared.changed.notify_all();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             // A panic of the thread was caught and logged by itself.
             let _ = thread.join();
         }
+        let serving = shared.serving().take();
+        shared.close_contexts(serving.as_ref());
         shared.results.close();
     }
 
@@ -442,17 +447,20 @@ impl Tier {
     /// Who answers lookups that the block directory cannot; `None` = they are misses. The ops of before are dropped
     /// once no call of them is running.
     pub fn set_serve_ops(&self, ops: Option<Arc<dyn ServeOps>>, thread: ServeThread) -> Result<()> {
+        if serve::is_in_callback() {
+            let text = "serve ops cannot be set from one of their own callbacks";
+            return Err(Error::new(ErrorKind::Unsupported, text));
+        }
         let mode = if ops.is_some() { ServeMode::Engine } else { ServeMode::DirectoryOnly };
-        let serving = ops.map(|ops| Serving { ops, thread });
-        let before = {
-            let mut slot = self.shared.serving.lock().map_err(|_| poisoned())?;
-            std::mem::replace(&mut *slot, serving)
-        };
-        drop(before);
         self.shared.call(|manager, now| {
             manager.set_serve_mode(now, mode);
             Ok(())
-        })
+        })?;
+        let serving = ops.map(|ops| Serving { ops, thread });
+        let before = std::mem::replace(&mut *self.shared.serving(), serving);
+        // Contexts that the ops of before have opened are closed with them.
+        self.shared.close_contexts(before.as_ref());
+        Ok(())
     }
 
     pub fn peers(&self) -> Result<Vec<PeerInfo>> {

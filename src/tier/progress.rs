@@ -20,13 +20,13 @@ impl Shared {
     /// The progress thread's life.
     pub(super) fn run(&self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
-            while !self.stop.load(Ordering::Acquire) {
+            while !self.stop.load(Ordering::Acquire) && !self.core.is_poisoned() {
                 self.progress();
                 self.sleep(None);
             }
         }));
-        if outcome.is_err() {
-            log::error!("tier {}: the progress thread panicked; the tier is poisoned", self.local_id);
+        if outcome.is_err() || self.core.is_poisoned() {
+            log::error!("tier {}: a panic was caught; the tier is poisoned", self.local_id);
             self.broken.store(true, Ordering::Release);
             self.results.close();
             self.changed.notify_all();

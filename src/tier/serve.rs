@@ -1,7 +1,8 @@
 //! Peers' lookups put to the engine, without any lock held.
 
-use std::sync::Arc;
+use std::cell::Cell;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
 use crate::protocol::ids::BlockIndex;
 use crate::protocol::job::LookupState;
@@ -17,38 +18,75 @@ pub struct Serving {
     pub thread: ServeThread,
 }
 
+thread_local! {
+    /// This thread is inside one of the engine's callbacks.
+    static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
+}
+
+pub fn is_in_callback() -> bool {
+    IN_CALLBACK.get()
+}
+
+/// Calls into the engine; also when that unwinds, the mark is taken off again.
+fn calling_engine<T>(call: impl FnOnce() -> T) -> T {
+    struct Mark;
+    impl Drop for Mark {
+        fn drop(&mut self) {
+            IN_CALLBACK.set(false);
+        }
+    }
+    IN_CALLBACK.set(true);
+    let _mark = Mark;
+    call()
+}
+
 impl Shared {
+    pub(super) fn serving(&self) -> MutexGuard<'_, Option<Serving>> {
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(super) fn serves_on(&self, thread: ServeThread) -> bool {
-        self.serving
-            .lock()
-            .is_ok_and(|serving| serving.as_ref().is_some_and(|serving| serving.thread == thread))
+        self.serving().as_ref().is_some_and(|serving| serving.thread == thread)
     }
 
-    fn serve_ops(&self) -> Option<Arc<dyn ServeOps>> {
-        self.serving.lock().ok()?.as_ref().map(|serving| Arc::clone(&serving.ops))
-    }
-
-    /// Asks the engine about everything that waits, and tells it of contexts that are over.
+    /// Asks the engine about everything that waits, and tells it of contexts that are over. Does nothing while another
+    /// thread, or a callback further up on this one, is at it.
     pub(super) fn serve(&self) {
-        let Some(ops) = self.serve_ops() else { return };
+        let _turn = match self.serve_turn.try_lock() {
+            Ok(turn) => turn,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return,
+        };
+        let Some(ops) = self.serving().as_ref().map(|serving| Arc::clone(&serving.ops)) else { return };
         let work = match self.core.lock() {
             Ok(mut core) if core.manager.has_serve_work() => core.manager.serve_work(self.clock.now()),
             _ => return self.serves_again.store(false, Ordering::Release),
         };
         for work in work {
-            let answer = ask(&*ops, &work);
+            let answer = calling_engine(|| ask(&*ops, &work));
             let Ok(mut core) = self.core.lock() else { return };
             let now = self.clock.now();
             core.manager.serve_answered(now, work.question.serve, answer);
             core.execute(now);
             self.leave(core);
         }
+        self.tell_closed(&*ops);
+    }
+
+    /// The ops will not be called again: they are told of the end of every context they have open.
+    pub(super) fn close_contexts(&self, serving: Option<&Serving>) {
+        let Some(serving) = serving else { return };
+        let _turn = self.serve_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        self.tell_closed(&*serving.ops);
+    }
+
+    fn tell_closed(&self, ops: &dyn ServeOps) {
         let Ok(mut core) = self.core.lock() else { return };
         let closed = core.manager.serve_closed();
         self.serves_again.store(core.manager.has_serve_work(), Ordering::Release);
         self.leave(core);
         for serve in closed {
-            ops.request_finished(serve);
+            calling_engine(|| ops.request_finished(serve));
         }
     }
 }

@@ -85,6 +85,7 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
         results,
         poller,
         serving: Mutex::new(None),
+        serve_turn: Mutex::new(()),
         sleeps_until: AtomicU64::new(0),
         serves_again: AtomicBool::new(false),
         dropped: AtomicU64::new(0),

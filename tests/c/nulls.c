@@ -73,7 +73,9 @@ static void with_null_handle(void) {
   REFUSED(p2p_tier_has_pending_work, "tier", NULL, &number);
   REFUSED(p2p_request_new, "tier", NULL, NULL, &request);
   REFUSED(p2p_request_offload_policy, "request", NULL, &number);
+  REFUSED(p2p_request_outcome, "request", NULL, &number, text, sizeof text, &n);
   REFUSED(p2p_lookup, "request", NULL, &keys, &number);
+  REFUSED(p2p_wait_lookups, "request", NULL, 0);
   REFUSED(p2p_flush_lookups, "tier", NULL);
   REFUSED(p2p_submit_load, "request", NULL, 1, &keys, &number);
   REFUSED(p2p_submit_store, "request", NULL, 1, &keys, &number);

@@ -241,19 +241,24 @@ impl Manager {
             Message::ConnectAck(_) => found.on_connect_ack(&mut self.cx),
             Message::Disconnect(disconnect) => match found.on_disconnect(&self.cx, &disconnect) {
                 Some(cause) => return self.kill(session, cause, false),
-                None => Ok(self.cx.stats.messages_late += 1),
+                None => self.ignore_late(),
             },
             message if found.is_registered() => {
                 found.last_active = self.cx.now;
                 self.dispatch_work(session, message)
             }
-            _ => Ok(self.cx.stats.messages_late += 1),
+            _ => self.ignore_late(),
         };
         if let Err(cause) = result {
             self.count_violation(&cause);
             self.kill(session, cause, true);
         }
         self.cx.touched.push(session);
+    }
+
+    fn ignore_late(&mut self) -> Result<(), Cause> {
+        self.cx.stats.messages_late += 1;
+        Ok(())
     }
 
     fn dispatch_work(&mut self, session: SessionId, message: Message) -> Result<(), Cause> {
