@@ -41,6 +41,8 @@ install: build ## library, header and pkg-config file below PREFIX (and DESTDIR)
 requirements: ## check for what the build needs; as root on Debian/Ubuntu, install it
 	scripts/requirements.sh build
 
+include examples-c/llama/llama.mk
+
 clean: ## remove everything that was built
 	$(CARGO) clean
 	rm -rf build

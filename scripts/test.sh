@@ -62,6 +62,7 @@ step "docs" env RUSTDOCFLAGS=-Dwarnings "$cargo" doc --locked --no-deps
 step "rust tests" rust_tests
 step "release build" release
 step "C and Python" python_tests
+step "llama.cpp" make --no-print-directory llama-check
 
 echo
 printf '%-16s %-8s %6s %6s %6s\n' step verdict passed failed time

@@ -26,7 +26,7 @@ constexpr const char *usage =
     "  --host H, --port P     where peers reach this process (127.0.0.1, any free port)\n"
     "  --region-blocks N      blocks of the region (160)\n"
     "  --block-len N          bytes of a block; the same at all peers (one chunk; 1 MiB in whole mode)\n"
-    "  --peer-wait-ms N       how long to wait for a peer's answer (2000)\n"
+    "  --peer-wait-ms N       how long a peer may take to connect, and to answer (2000)\n"
     "  --load-timeout-ms N    how long one pull may take (10000)\n";
 
 [[noreturn]] void refuse(const std::string &why) {

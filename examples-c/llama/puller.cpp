@@ -8,7 +8,9 @@ namespace {
 
 // A peer that failed is left alone this long, so that one that is gone does not slow every prompt.
 constexpr std::chrono::seconds peer_rest{5};
-// The library ends every load in its own time: the load's timeout, then an abort. This is only the end of patience.
+// The library ends lookups and loads in its own time, and then knows why: a lookup after the handshake's and its own
+// timeout, a load after its timeout and an abort. These are only the end of patience.
+constexpr uint64_t lookup_grace_ms = 1000;
 constexpr uint64_t abort_grace_ms = 15000;
 
 double ms_since(std::chrono::steady_clock::time_point start) {
@@ -78,8 +80,9 @@ std::optional<std::vector<uint32_t>> Puller::look_up(Peer &peer, const Request &
     const p2p_keys keys = view_of(packed_keys);
     std::vector<uint32_t> states(keys.count);
     checked("p2p_lookup", p2p_lookup(request.handle(), &keys, states.data()));
-    if (checked("p2p_wait_lookups", p2p_wait_lookups(request.handle(), settings_.peer_wait_ms)) == P2P_STATUS_TIMED_OUT) {
-        let_rest(peer, "no answer within " + std::to_string(settings_.peer_wait_ms) + " ms");
+    const uint64_t patience_ms = 2 * settings_.peer_wait_ms + lookup_grace_ms;
+    if (checked("p2p_wait_lookups", p2p_wait_lookups(request.handle(), patience_ms)) == P2P_STATUS_TIMED_OUT) {
+        let_rest(peer, "no answer within " + std::to_string(patience_ms) + " ms");
         return std::nullopt;
     }
     checked("p2p_lookup", p2p_lookup(request.handle(), &keys, states.data()));

@@ -20,7 +20,7 @@ struct PeerAddress {
 
 struct PullSettings {
     std::vector<PeerAddress> peers;
-    uint64_t peer_wait_ms;  // how long a peer may take to answer a lookup, connecting included
+    uint64_t peer_wait_ms;  // how long a peer may take to connect, and again to answer a lookup
     uint64_t load_timeout_ms;
 };
 

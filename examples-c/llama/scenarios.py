@@ -11,6 +11,9 @@ from driver import Engine, Prompt
 PROMPT_LENGTHS = [50, 64, 65, 100, 128, 200, 300, 400, 512, 600, 777, 1000, 1280, 1500, 2000, 2500, 3000, 4000]
 
 
+PEER_REST_S = 5.1  # how long the program leaves a peer alone that has failed
+
+
 class Wrong(AssertionError):
     """The example does not do what it promises."""
 
@@ -115,35 +118,47 @@ def fan_out(stage, tokens, decoders=3):
 
 
 def killed_prefiller(stage, tokens, times, seed=1):
-    """kill -9 of the prefiller at a random point of a pull: the right tokens, soon."""
+    """kill -9 of the prefiller at a random point of a pull: the right tokens, soon. The decoder lives through all of it;
+    each new prefiller has the address of the one before."""
     prompt = stage.corpus.prompt(60, tokens)
     chance = random.Random(seed)
     rows = []
-    usual_ms = None
-    for attempt in range(3 * times):
-        if len(rows) == times:
-            break
-        with stage.producer() as producer, stage.decoder("decode", producer.id) as decoder:
-            reference = producer.run(prompt)
-            if usual_ms is None:
-                usual_ms = decoder.run(prompt)["load_ms"]
-                decoder.forget()
-            decoder.start(prompt)
-            pulling(decoder)
-            delay_ms = chance.uniform(0, usual_ms)
-            time.sleep(delay_ms / 1e3)
-            killed_at = time.monotonic()
-            producer.kill()
-            result = decoder.answer("done")
-            total_ms = (time.monotonic() - killed_at) * 1e3
-        same_tokens(reference, result, f"kill {attempt}")
-        if result["load_failures"] == 0:
-            print(f"  killed {delay_ms:.1f} ms into the pull: it was already complete; once more", flush=True)
-            continue
-        rows.append((delay_ms, result["failed_ms"], result["evaluate_ms"], total_ms, decoder.notes[-1]))
-        print(f"  killed {delay_ms:.1f} ms into the pull: known {result['failed_ms']:.1f} ms after its begin, right tokens", flush=True)
+    with stage.producer() as producer:
+        reference = producer.run(prompt)
+        address = producer.id
+        with stage.decoder("decode", address) as warm_up:
+            usual_ms = warm_up.run(prompt)["load_ms"]
+        producer.kill()
+    with stage.decoder("decode", address) as decoder:
+        for _ in range(3 * times):
+            if len(rows) == times:
+                break
+            with stage.producer("--port", address.rpartition(":")[2]) as producer:
+                producer.run(prompt, predict=0)
+                row = kill_during_pull(decoder, producer, prompt, chance.uniform(0, usual_ms), reference)
+            if row:
+                rows.append(row)
     require(len(rows) == times, f"only {len(rows)} of {times} kills hit a pull")
     return rows
+
+
+def kill_during_pull(decoder, producer, prompt, delay_ms, reference):
+    """Nothing when the pull was complete before the signal came."""
+    decoder.forget()
+    decoder.start(prompt)
+    pulling(decoder)
+    time.sleep(delay_ms / 1e3)
+    killed_at = time.monotonic()
+    producer.kill()
+    result = decoder.answer("done")
+    total_ms = (time.monotonic() - killed_at) * 1e3
+    same_tokens(reference, result, f"killed after {delay_ms:.1f} ms")
+    if result["load_failures"] == 0:
+        print(f"  killed {delay_ms:.1f} ms into the pull: it was already complete; once more", flush=True)
+        return None
+    print(f"  killed {delay_ms:.1f} ms into the pull: known {result['failed_ms']:.1f} ms after its begin, right tokens", flush=True)
+    time.sleep(PEER_REST_S)
+    return delay_ms, result["failed_ms"], result["evaluate_ms"], total_ms, decoder.notes[-1]
 
 
 def pulling(decoder):
