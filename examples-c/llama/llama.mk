@@ -1,5 +1,6 @@
 # Rules for the llama.cpp example; the top Makefile includes this file.
 
+# `make llama ONLY="first_token killed"` measures these scenarios anew.
 LLAMA_DIR := examples-c/llama
 LLAMA_OUT := build/llama
 LLAMA_PLACES := $(LLAMA_OUT)/places
@@ -11,7 +12,7 @@ llama: build ## real engine, real model: fetches llama.cpp and Gemma 3 270M, sho
 	@mkdir -p $(LLAMA_OUT)
 	@sh $(LLAMA_DIR)/setup.sh > $(LLAMA_PLACES)
 	$(MAKE) --no-print-directory $(LLAMA_OUT)/p2pkv-llama
-	$(LLAMA_DEMO) --docs docs
+	$(LLAMA_DEMO) --docs docs $(if $(ONLY),--only $(ONLY))
 
 # The short form for `make test`; what it needs is not installed by a test.
 llama-check: build

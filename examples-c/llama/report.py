@@ -1,4 +1,4 @@
-"""Writes what was measured: docs/llama-results.md and docs/llama-ttft.svg."""
+"""Writes what was measured: docs/llama-results.md, docs/llama-ttft.svg and the table in README.md."""
 
 import os
 import platform
@@ -42,10 +42,14 @@ def results_page(results):
                    [(tokens, pulled["chunks"], f"{pulled['held_chunks']} / {pulled['pulled_chunks']}", f"{pulled['pull_bytes'] / 1e6:.1f}",
                      pulled["evaluated_tokens"], f"{again['held_chunks']} / {again['pulled_chunks']}", "equal")
                     for tokens, _, pulled, again in results["equal"]]),
-             "## Whole-state checkpoints\n", "The same with `--mode whole`: a checkpoint each 512 tokens, blocks of 1 MiB.\n",
-             table(["prompt tokens", "chunks pulled", "MB", "evaluated tokens", "output"],
-                   [(tokens, pulled["pulled_chunks"], f"{pulled['pull_bytes'] / 1e6:.1f}", pulled["evaluated_tokens"], "equal")
-                    for tokens, _, pulled in results["whole"]]),
+             "## States that span several blocks\n",
+             table(["way", "prompt tokens", "chunks pulled", "MB", "evaluated tokens", "output"],
+                   [(way, tokens, pulled["pulled_chunks"], f"{pulled['pull_bytes'] / 1e6:.1f}", pulled["evaluated_tokens"], "equal")
+                    for way, tokens, pulled in results["several_blocks"]]),
+             "## Blocks given up while they are being pulled\n",
+             "A prefiller whose region holds one prompt evaluates the next while a decoder pulls the last.\n",
+             table(["prompt", "chunks", "pulled", "load failures", "output"],
+                   [(number, r["chunks"], r["pulled_chunks"], r["load_failures"], "equal") for number, r in results["eviction"]]),
              "## One prefiller, three decoders at once\n",
              table(["decoder", "MB", "look up", "pull", "first token", "output"],
                    [(name, f"{r['pull_bytes'] / 1e6:.1f}", f"{r['lookup_ms']:.1f} ms", f"{r['load_ms']:.1f} ms", f"{r['first_token_ms']:.0f} ms", "equal")
@@ -82,8 +86,19 @@ def first_token_chart(rows):
     return "\n".join(parts + ["</svg>"]) + "\n"
 
 
+def replace_between(path, begin, end, text):
+    """Puts `text` between two marker lines of a file, if it has them."""
+    with open(path, encoding="utf-8") as file:
+        page = file.read()
+    if begin not in page or end not in page:
+        return
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(page.partition(begin)[0] + begin + "\n" + text + end + page.partition(end)[2])
+
+
 def write(docs, results):
     with open(os.path.join(docs, "llama-results.md"), "w", encoding="utf-8") as file:
         file.write(results_page(results))
     with open(os.path.join(docs, "llama-ttft.svg"), "w", encoding="utf-8") as file:
         file.write(first_token_chart(results["first_token"]))
+    replace_between(os.path.join(docs, "..", "README.md"), "<!-- llama-ttft -->", "<!-- /llama-ttft -->", first_token_table(results["first_token"]))

@@ -81,19 +81,42 @@ def equal_outputs(stage, lengths, prefix_tokens):
     return rows
 
 
-def whole_state(stage, lengths):
-    """The same with checkpoints of the whole state, which span many blocks."""
+def several_blocks(stage, lengths):
+    """States that span several blocks: small blocks for chunks, and checkpoints of the whole state."""
+    ways = [("chunks, blocks of 256 KiB", ("--block-len", "262144", "--region-blocks", "640"), lambda tokens: tokens // 64),
+            ("whole state each 512 tokens, blocks of 1 MiB", ("--mode", "whole"), lambda tokens: tokens // 512 * 8)]
     rows = []
-    flags = ("--mode", "whole")
-    with stage.producer(*flags) as producer, stage.decoder("decode", producer.id, flags=flags) as second:
-        for number, tokens in enumerate(lengths):
-            prompt = stage.corpus.prompt(40 + number, tokens)
-            reference = producer.run(prompt)
-            pulled = second.run(prompt)
-            same_tokens(reference, pulled, f"whole state, {tokens} tokens")
-            require(pulled["pulled_chunks"] == tokens // 512 * 8, f"whole state, {tokens} tokens: {pulled}")
-            rows.append((tokens, reference, pulled))
-            print(f"  {tokens:5} tokens: {pulled['pulled_chunks']} chunks pulled in {pulled['pull_bytes'] / 1e6:.1f} MB; outputs equal", flush=True)
+    for way, flags, chunks_to_pull in ways:
+        with stage.producer(*flags) as producer, stage.decoder("decode", producer.id, flags=flags) as second:
+            for number, tokens in enumerate(lengths):
+                prompt = stage.corpus.prompt(40 + number, tokens)
+                reference = producer.run(prompt)
+                pulled = second.run(prompt)
+                same_tokens(reference, pulled, f"{way}, {tokens} tokens")
+                require(pulled["pulled_chunks"] == chunks_to_pull(tokens), f"{way}, {tokens} tokens: {pulled}")
+                rows.append((way, tokens, pulled))
+                print(f"  {way}: {tokens} tokens: {pulled['pulled_chunks']} chunks pulled in {pulled['pull_bytes'] / 1e6:.1f} MB; "
+                      "outputs equal", flush=True)
+    return rows
+
+
+def eviction_while_pulling(stage, tokens, prompts):
+    """The prefiller's region holds little more than one prompt, so that it gives up blocks of one prompt for the next while
+    the decoder pulls them. Whatever the decoder still gets, its output is right."""
+    room = tokens // 64 + 4
+    rows = []
+    with stage.producer("--region-blocks", str(room)) as producer, stage.decoder("decode", producer.id) as decoder:
+        following = stage.corpus.prompt(30, tokens)
+        reference = producer.run(following)
+        for number in range(prompts):
+            prompt, expected = following, reference
+            following = stage.corpus.prompt(31 + number, tokens)
+            producer.start(following)
+            result = decoder.run(prompt)
+            reference = producer.answer("done")
+            same_tokens(expected, result, f"eviction, prompt {number}")
+            rows.append((number + 1, result))
+            print(f"  {result['pulled_chunks']} of {result['chunks']} chunks pulled while the next prompt took their blocks; output equal", flush=True)
     return rows
 
 
