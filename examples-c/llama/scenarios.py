@@ -103,7 +103,8 @@ def several_blocks(stage, lengths):
 def eviction_while_pulling(stage, tokens, prompts):
     """The prefiller's region holds little more than one prompt, so that it gives up blocks of one prompt for the next while
     the decoder pulls them. Whatever the decoder still gets, its output is right."""
-    room = tokens // 64 + 4
+    room = tokens // 64
+    chance = random.Random(2)
     rows = []
     with stage.producer("--region-blocks", str(room)) as producer, stage.decoder("decode", producer.id) as decoder:
         following = stage.corpus.prompt(30, tokens)
@@ -112,6 +113,7 @@ def eviction_while_pulling(stage, tokens, prompts):
             prompt, expected = following, reference
             following = stage.corpus.prompt(31 + number, tokens)
             producer.start(following)
+            time.sleep(chance.uniform(0, reference["evaluate_ms"] * 0.8) / 1e3)
             result = decoder.run(prompt)
             reference = producer.answer("done")
             same_tokens(expected, result, f"eviction, prompt {number}")
