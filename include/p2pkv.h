@@ -1762,8 +1762,8 @@ p2p_status p2p_serve(const struct p2p_tier *tier);
 /**
  * Sets, replaces or clears how the engine answers lookups of peers.
  *
- * With P2P_SERVE_ON_PROGRESS_THREAD callbacks may come before this returns. Those of earlier ops may still be
- * running; their `drop` is called when they are done, on whichever thread that is.
+ * With P2P_SERVE_ON_PROGRESS_THREAD callbacks may come before this returns. What earlier ops have left open is MISS; they
+ * are told of the end of every lookup, then dropped. A callback that is running is waited for: hold no lock that it takes.
  *
  * Parameters:
  * - `tier`: borrowed for this call.
@@ -1776,7 +1776,7 @@ p2p_status p2p_serve(const struct p2p_tier *tier);
  * - P2P_STATUS_UNSUPPORTED: a field is set that this version does not know.
  * - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
  *
- * Threads: any, at any time.
+ * Threads: any, at any time. Not from a serve op.
  * Since: 0.1.0
  */
 p2p_status p2p_tier_set_serve_ops(const struct p2p_tier *tier,
