@@ -193,7 +193,7 @@ impl ClientRole {
         request.lookup_timeout = timeout;
         let nothing_unsent = !request.has_unsent();
         if request.probes.is_empty() {
-            request.asked.reserve(keys.len());
+            request.asked.reserve(keys.len(), keys.as_bytes().len());
         }
         for (key, state) in keys.iter().zip(states) {
             *state = request.look_up(key);

@@ -91,6 +91,7 @@ impl Raw {
                 instance: Instance(self.instance),
                 dialed_as: None,
                 dialed_as_echo: None,
+                answers: None,
                 tcp: Some(TcpOffer {
                     addresses: Vec::new(),
                     port: self.data.local_port(),

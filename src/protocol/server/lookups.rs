@@ -78,7 +78,7 @@ impl ServerRole {
         let mut unsettled = false;
         let mut answers = Vec::with_capacity(lookup.keys.len());
         if open {
-            round.expect_keys(cx, lookup.keys.len());
+            round.expect_keys(cx, &lookup.keys);
         }
         let mut no_pairs = Vec::new();
         for key in lookup.keys.iter() {

@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use crate::protocol::context::{Cause, Context, TimerKey};
 use crate::protocol::ids::{BlockIndex, BlockPair, JobId, KvRequestId, RoundSeq, SessionId, TransferId};
 use crate::protocol::job::{JobFlags, Outcome};
-use crate::protocol::keys::Key;
+use crate::protocol::keys::{Key, KeyBatch};
 use crate::protocol::message::Fetch;
 use crate::protocol::timer::Timestamp;
 
@@ -173,9 +173,10 @@ impl Round {
         }
     }
 
-    /// Makes room for what the directory can have of so many keys.
-    pub fn expect_keys(&mut self, cx: &Context, keys: usize) {
-        self.supply.reserve(keys.min(cx.directory.len()));
+    /// Makes room for as many of these keys as the directory can have.
+    pub fn expect_keys(&mut self, cx: &Context, keys: &KeyBatch) {
+        let count = keys.len().min(cx.directory.len());
+        self.supply.reserve(count, keys.bytes().min(count.saturating_mul(cx.config.limits.key_len)));
     }
 
     fn meet(
