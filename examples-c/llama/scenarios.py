@@ -204,7 +204,8 @@ def unusable_peers(stage, tokens, everything=True):
             other_chunks = ("--chunk-tokens", "128")
             with stage.engine("alone", "--decode", *other_chunks) as alone:
                 reference_128 = alone.run(prompt)
-            rows.append(unusable_peer(stage, "other chunk size", producer.id, prompt, reference_128, *other_chunks))
+            same_block_len = ("--block-len", str(producer.ready["block_len"]))  # else that is what is refused
+            rows.append(unusable_peer(stage, "other chunk size", producer.id, prompt, reference_128, *other_chunks, *same_block_len))
             other = os.path.join(stage.work_dir, "other-model.gguf")
             shutil.copyfile(stage.model, other)
             with open(other, "ab") as file:
