@@ -45,24 +45,21 @@ impl Directory {
 
     /// Publishes all keys or none. A key that is published at the same block already stays as it is.
     pub fn publish(&mut self, keys: KeysView<'_>, blocks: &[BlockIndex]) -> Result<()> {
+        let mut added = Vec::with_capacity(keys.len());
         for (position, (key, block)) in keys.iter().zip(blocks).enumerate() {
-            if let Some(entry) = self.entries.get(key)
-                && entry.block != *block
-            {
-                return Err(Error::new(
-                    ErrorKind::AlreadyExists,
-                    format!(
-                        "key {position} is published at block {} already, not at {block}; unpublish it first",
-                        entry.block
-                    ),
-                ));
-            }
-        }
-        for (key, block) in keys.iter().zip(blocks) {
             match self.entries.entry_ref(key) {
+                EntryRef::Occupied(known) if known.get().block != *block => {
+                    let text = format!(
+                        "key {position} is published at block {} already, not at {block}; unpublish it first",
+                        known.get().block
+                    );
+                    added.into_iter().for_each(|key: &[u8]| drop(self.entries.remove(key)));
+                    return Err(Error::new(ErrorKind::AlreadyExists, text));
+                }
                 EntryRef::Occupied(_) => {}
                 EntryRef::Vacant(vacant) => {
                     vacant.insert_with_key(Key::new(key), Entry { block: *block, pins: 0 });
+                    added.push(key);
                 }
             }
         }
