@@ -201,8 +201,9 @@ impl Manager {
         if let Some((session, id, round)) = self.cx.transfers.remove(&transfer) {
             let mut fault = None;
             self.with_session(session, |session, cx| {
-                session.server.on_transfer_failed(cx, &id, round, transfer, why);
-                fault = session.on_transfer_failed(why, decisive);
+                if session.server.on_transfer_failed(cx, &id, round, transfer, why) || decisive {
+                    fault = session.on_transfer_failed(why, decisive);
+                }
             });
             self.cx.touched.push(session);
             self.after_input();
