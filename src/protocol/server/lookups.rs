@@ -72,8 +72,7 @@ impl ServerRole {
         self.forget_acknowledgement(&name);
         let session = self.session;
         let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
-        round.from_lookup |= !round.has_demand();
-        let open = !round.has_demand();
+        let open = round.looked_up(cx.now);
         let engine_serves = cx.serve.engine_serves && open;
         let mut unsettled = false;
         let mut answers = Vec::with_capacity(lookup.keys.len());

@@ -106,6 +106,17 @@ impl Round {
         }
     }
 
+    /// A lookup names the round: its pins get their full time from now. False if a fetch has closed the round already.
+    pub fn looked_up(&mut self, now: Timestamp) -> bool {
+        if self.demanded.is_some() {
+            return false;
+        }
+        self.from_lookup = true;
+        self.began = now;
+        self.expired = false;
+        true
+    }
+
     pub fn has_demand(&self) -> bool {
         self.demanded.is_some()
     }
@@ -270,9 +281,11 @@ impl Round {
                 true
             }
             Phase::Ending { reply: owed, .. } => {
-                if reply != Reply::TransferDone {
-                    *owed = reply;
-                }
+                *owed = match (*owed, reply) {
+                    (Reply::AbortAck, _) | (_, Reply::AbortAck) => Reply::AbortAck,
+                    (Reply::Nothing, _) | (_, Reply::Nothing) => Reply::Nothing,
+                    (Reply::TransferDone, Reply::TransferDone) => Reply::TransferDone,
+                };
                 false
             }
         }
