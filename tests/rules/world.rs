@@ -391,13 +391,22 @@ impl World {
                     found.tokens.insert(token, session);
                     found.opened.push(session);
                 }
-                Output::Redial { session } => self.nodes[node].redials.push(session),
+                Output::Redial { session } => self.redial(node, session),
                 Output::RegisterPeer { session, registration } => self.register(node, session, registration),
                 Output::Send { session, message, dialect } => self.send(node, session, message, dialect),
                 Output::Write { session, transfer, load, blocks } => {
                     self.nodes[node].posted.insert(transfer, Posted { session, load, pairs: blocks });
                 }
             }
+        }
+    }
+
+    fn redial(&mut self, node: usize, session: SessionId) {
+        self.nodes[node].redials.push(session);
+        let to = self.nodes[node].links.get(&session).and_then(|link| link.node);
+        let life = to.map_or(0, |to| self.nodes[to].life);
+        if let Some(link) = self.nodes[node].links.get_mut(&session) {
+            link.life = life;
         }
     }
 
