@@ -30,7 +30,7 @@ STEPS = {
     "several_blocks": ("states that span several blocks", lambda stage: scenarios.several_blocks(stage, [500, 700, 1500, 4000])),
     "eviction": ("blocks given up while they are being pulled", lambda stage: scenarios.eviction_while_pulling(stage, 640, 8)),
     "fan_out": ("one prefiller, three decoders", lambda stage: scenarios.fan_out(stage, 4000)),
-    "killed": ("prefiller killed in the middle of a pull", lambda stage: scenarios.killed_prefiller(stage, 2048, 20)),
+    "killed": ("prefiller killed in the middle of a pull", lambda stage: scenarios.killed_prefiller(stage, 1024, 20)),
     "unusable": ("peers that cannot be used", lambda stage: scenarios.unusable_peers(stage, 600)),
 }
 
