@@ -88,17 +88,3 @@ fn an_answer_to_a_dead_session_is_ignored_and_the_next_one_is_taken() {
     assert_eq!(drain(&mut consumer).1, [SessionId(2)]);
     assert_eq!(consumer.stats().sessions_lost, 1, "only the one that was given up");
 }
-
-#[test]
-fn an_answer_that_nobody_waits_for_begins_no_session() {
-    let (mut consumer, mut producer) = (manager(CONSUMER, 1), manager(PRODUCER, 2));
-    dial(&mut consumer, at(0), "first");
-    let first = drain(&mut consumer).0.remove(0);
-    consumer.handle_timeout(at(30_000));
-    hear(&mut producer, at(30_001), CONSUMER, Message::Connect(first));
-    let stale = drain(&mut producer).0.remove(0);
-    drain(&mut consumer);
-    hear(&mut consumer, at(30_002), PRODUCER, Message::Connect(stale));
-    assert_eq!(drain(&mut consumer).0, []);
-    assert_eq!(consumer.stats().sessions_opened, 1);
-}

@@ -178,10 +178,13 @@ impl Raw {
         let pairs: Vec<BlockPair> = blocks.iter().map(pair).collect();
         self.data.write(SESSION, transfer, load.map(LoadToken), &pairs);
         let ends = |event: &DataEvent| {
-            matches!(event, DataEvent::TransferDone { .. } | DataEvent::TransferFailed { .. })
+            use DataEvent::{TransferDone, TransferFailed, TransferUnwanted};
+            matches!(event, TransferDone { .. } | TransferFailed { .. } | TransferUnwanted { .. })
         };
         match self.data_event("end of a transfer", ends) {
-            DataEvent::TransferFailed { reason, .. } => Err(reason),
+            DataEvent::TransferFailed { reason, .. } | DataEvent::TransferUnwanted { reason, .. } => {
+                Err(reason)
+            }
             _ => Ok(()),
         }
     }
