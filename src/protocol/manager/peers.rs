@@ -277,7 +277,10 @@ impl Manager {
     fn dispatch(&mut self, session: SessionId, message: Message) {
         let Some(found) = self.sessions.get_mut(&session) else { return };
         let result = match message {
-            Message::ConnectAck(_) => Ok(found.on_connect_ack(&mut self.cx)),
+            Message::ConnectAck(_) => {
+                found.on_connect_ack(&mut self.cx);
+                Ok(())
+            }
             Message::Disconnect(disconnect) => match found.on_disconnect(&self.cx, &disconnect) {
                 Some(cause) => return self.kill(session, cause, false),
                 None => self.ignore_late(),
