@@ -140,6 +140,30 @@ class ExchangeTest(unittest.TestCase):
                 self.assertEqual([result.check().job_id for result in consumer.poll()], [1])
                 self.assertEqual(selector.select(0), [], "quiet again when all results are taken")
 
+    def test_the_file_descriptor_alone_drives_a_tier_without_a_thread(self) -> None:
+        caller = p2pkv.Progress.CALLER
+        with open_tier(region=bytearray(blocks_of(self.keys)), progress=caller) as producer:
+            producer.publish(self.keys, range(BLOCKS))
+            with open_tier(progress=caller) as consumer, selectors.DefaultSelector() as selector:
+                selector.register(producer, selectors.EVENT_READ, producer)
+                selector.register(consumer, selectors.EVENT_READ, consumer)
+                with consumer.request(symmetric(producer)) as request:
+                    results: list[p2pkv.JobResult] = []
+
+                    def turn() -> None:
+                        ready = selector.select(WAIT_S)
+                        self.assertTrue(ready, "the descriptor tells of everything that is to be done")
+                        for key, _ in ready:
+                            results.extend(key.data.poll())
+
+                    while LookupState.RETRY in request.lookup(self.keys):
+                        consumer.flush_lookups()
+                        turn()
+                    request.submit_load(1, self.keys, range(BLOCKS))
+                    while not results:
+                        turn()
+                results[0].check()
+
     def test_asyncio_can_wait_for_results(self) -> None:
         async def load(consumer: p2pkv.Tier, request: p2pkv.Request) -> list[p2pkv.JobResult]:
             loop = asyncio.get_running_loop()

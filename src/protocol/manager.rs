@@ -203,8 +203,9 @@ impl Manager {
             self.with_session(session, |session, cx| {
                 let text = format!("a transfer of the round failed: {why}");
                 let cause = Cause::new(Outcome::TransportFailed, text);
-                session.server.on_transfer_failed(cx, &id, round, transfer, cause);
-                fault = session.on_transfer_failed(why, decisive);
+                if session.server.on_transfer_failed(cx, &id, round, transfer, cause) || decisive {
+                    fault = session.on_transfer_failed(why, decisive);
+                }
             });
             self.cx.touched.push(session);
             self.after_input();
@@ -321,6 +322,22 @@ impl Manager {
     #[must_use]
     pub fn has_session(&self, session: SessionId) -> bool {
         self.sessions.contains_key(&session)
+    }
+
+    /// Transfers that the data plane has not said the end of.
+    #[must_use]
+    pub fn open_transfers(&self) -> Vec<TransferId> {
+        let mut transfers: Vec<TransferId> = self.cx.transfers.keys().copied().collect();
+        transfers.sort_unstable();
+        transfers
+    }
+
+    /// Loads whose blocks the data plane may still be told about.
+    #[must_use]
+    pub fn open_loads(&self) -> Vec<LoadToken> {
+        let mut loads: Vec<LoadToken> = self.cx.loads.keys().copied().collect();
+        loads.sort_unstable();
+        loads
     }
 
     /// A transfer is under way or a load is open, anywhere.

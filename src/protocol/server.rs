@@ -4,6 +4,7 @@
 
 mod lookups;
 mod round;
+mod supply;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -239,6 +240,7 @@ impl ServerRole {
         self.settle(cx, &name);
     }
 
+    /// False if the round was ending already: then the transfer was to be cancelled, and says nothing of the peer.
     pub fn on_transfer_failed(
         &mut self,
         cx: &mut Context,
@@ -246,12 +248,14 @@ impl ServerRole {
         round: RoundSeq,
         transfer: TransferId,
         cause: Cause,
-    ) {
+    ) -> bool {
         let name = (id.clone(), round);
         self.transfers_live -= 1;
-        let Some(found) = self.rounds.get_mut(&name) else { return };
+        let Some(found) = self.rounds.get_mut(&name) else { return false };
+        let was_open = found.phase == Phase::Open;
         found.transfer_ended(transfer);
         self.end(cx, &name, cause, Reply::TransferDone);
+        was_open
     }
 
     pub fn on_round_timer(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
@@ -345,7 +349,7 @@ impl ServerRole {
         }
         let Some(mut round) = self.rounds.remove(name) else { return };
         let reply = round.finish(cx, (session, name), false);
-        if !round.from_lookup {
+        if !round.from_lookup && name.1 == RoundSeq::FIRST {
             cx.ended_rounds.push((session, name.0.clone(), round.succeeded()));
         }
         let done = |success| {

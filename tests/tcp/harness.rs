@@ -246,14 +246,17 @@ impl RawWriter {
         self.stream.write_all(bytes).unwrap();
     }
 
-    /// Until the other kernel has all bytes: the next one comes in a segment of its own.
-    pub fn wait_until_acknowledged(&self) {
-        eventually("all bytes are acknowledged", || {
-            let mut unsent = 0_i32;
-            // SAFETY: SIOCOUTQ writes one int.
-            let result = unsafe { libc::ioctl(self.stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut unsent) };
-            result == 0 && unsent == 0
-        });
+    /// A few bytes at a time, each time waiting until the other kernel has them, so that each is read by itself.
+    pub fn send_in_pieces(&mut self, bytes: &[u8]) {
+        for piece in bytes.chunks(7) {
+            self.send(piece);
+            eventually("the piece is acknowledged", || {
+                let mut unsent = 0_i32;
+                // SAFETY: TIOCOUTQ writes one int.
+                let result = unsafe { libc::ioctl(self.stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut unsent) };
+                result == 0 && unsent == 0
+            });
+        }
     }
 
     /// Code and value.

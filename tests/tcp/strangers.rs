@@ -131,22 +131,16 @@ fn one_session_holds_no_more_than_its_streams() {
 }
 
 #[test]
-fn hellos_and_frames_may_come_byte_by_byte() {
+fn hellos_and_frames_may_come_in_pieces() {
     let mut reader = Side::new(64, 2);
     reader.transport.expect_peer(SESSION, TOKEN);
     reader.arm(1, &[1]);
     let mut writer = RawWriter::open(&reader);
-    for byte in hello(1, 64, TOKEN) {
-        writer.send(&[byte]);
-        writer.wait_until_acknowledged();
-    }
+    writer.send_in_pieces(&hello(1, 64, TOKEN));
     assert_eq!(writer.answer(), (0, 0));
     let mut bytes = frame(7, Some(1), 64, &[1]);
     bytes.extend(0..64);
-    for byte in bytes {
-        writer.send(&[byte]);
-        writer.wait_until_acknowledged();
-    }
+    writer.send_in_pieces(&bytes);
     assert_eq!(writer.ack(), (0, 7, 0));
     assert!(reader.block(1).into_iter().eq(0..64));
 }
