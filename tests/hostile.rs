@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use common::{BOUND, KEY_LEN, Node, NodeOptions, eventually, keys};
 use p2pkv::protocol::codec;
-use p2pkv::protocol::config::Timeouts;
+use p2pkv::protocol::config::{Limits, Timeouts};
 use p2pkv::protocol::ids::{BlockIndex, JobId, KvRequestId, RoundSeq, ServeId};
 use p2pkv::protocol::job::{LookupState, Outcome};
 use p2pkv::protocol::keys::KeysView;
@@ -123,11 +123,9 @@ fn small_map(kind: &str, rest: &[u8]) -> Vec<u8> {
 fn malformed_messages_end_only_the_session_that_they_came_by() {
     under_attack("garbage", NodeOptions::default(), |victim| {
         let stranger = Raw::new(victim);
-        let mut state = 1u64;
         for length in 0..400 {
             let mut bytes = vec![0; length];
-            common::pattern(state, &mut bytes);
-            state += 1;
+            common::pattern(length as u64 + 1, &mut bytes);
             stranger.send_bytes(&bytes);
         }
         let mut lookup_bytes = Vec::new();
@@ -281,19 +279,24 @@ fn one_key_wanted_in_very_many_rounds_costs_others_nothing() {
 }
 
 #[test]
-fn the_largest_messages_are_served_and_forgotten() {
-    under_attack("a million keys", NodeOptions::default(), |victim| {
+fn keys_in_open_rounds_are_bounded_and_forgotten() {
+    let limits = Limits { keys_per_message: 64 << 10, ..Limits::default() };
+    under_attack("large messages", NodeOptions { limits, ..NodeOptions::default() }, |victim| {
+        let many = batch(&keys(1000..1000 + (64 << 10)));
+        // What is over does not count.
         let raw = Raw::ready(victim);
-        let million = batch(&keys(1000..1000 + (1 << 20)));
-        for round in 0..3 {
-            raw.send(&lookup("large", round, million.clone()));
+        for round in 0..8 {
+            raw.send(&lookup("large", round, many.clone()));
             raw.expect("lookup_resp");
-            raw.send(&fetch(&format!("large-{round}"), 0, million.clone(), 0));
+            raw.send(&fetch("large", round, many.clone(), 0));
+            raw.expect("transfer_done");
         }
-        raw.send(&lookup("last", 0, batch(&keys([1]))));
-        wait_for_answer(&raw, "last");
-        raw.send(&Message::Disconnect(Disconnect { reason: None }));
-        eventually("the session is gone", || victim.tier.peers().unwrap().len() == 1);
+        for number in 0..2 {
+            raw.send(&lookup(&format!("l{number}"), 0, many.clone()));
+            raw.send(&fetch(&format!("f{number}"), 0, many.clone(), 0));
+        }
+        raw.send(&lookup("one more", 0, batch(&keys([1]))));
+        assert!(raw.expect_end().contains("keys in rounds that are open at once"));
     });
 }
 

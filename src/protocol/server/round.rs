@@ -66,6 +66,8 @@ pub struct Round {
     pub from_lookup: bool,
     pub producer_finished: bool,
     pub load_token: Option<u64>,
+    /// Keys of the lookups and the fetch that named this round.
+    pub keys_named: usize,
     pub jobs: SmallVec<[RoundJob; 2]>,
     supply: Supply,
     /// Keys asked for and not met yet.
@@ -93,6 +95,7 @@ impl Round {
             from_lookup: false,
             producer_finished: false,
             load_token: None,
+            keys_named: 0,
             jobs: SmallVec::new(),
             supply: Supply::new(cx.hasher()),
             unmet: HashMap::with_hasher(cx.hasher()),
