@@ -133,8 +133,8 @@ def eviction_while_pulling(stage, tokens, prompts):
             same_tokens(expected, result, f"eviction, prompt {number}")
             rows.append((number + 1, result))
             print(
-                f"  {result['pulled_chunks']} of {result['chunks']} chunks pulled while the next prompt took their blocks; "
-                "output equal",
+                f"  {result['pulled_chunks']} of {result['chunks']} chunks pulled while the next prompt took their "
+                "blocks; output equal",
                 flush=True,
             )
     return rows
