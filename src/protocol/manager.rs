@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::config::CoreConfig;
 use super::context::{Cause, Context, RoundName, TimerKey};
 use super::ids::{KvRequestId, LoadToken, PeerId, RequestId, SessionId, TransferId};
-use super::job::{OffloadPolicy, PeerState, Stats};
+use super::job::{OffloadPolicy, Outcome, PeerState, Stats};
 use super::output::Output;
 use super::params::Roles;
 use super::session::Session;
@@ -201,8 +201,11 @@ impl Manager {
         if let Some((session, id, round)) = self.cx.transfers.remove(&transfer) {
             let mut fault = None;
             self.with_session(session, |session, cx| {
-                session.server.on_transfer_failed(cx, &id, round, transfer, why);
-                fault = session.on_transfer_failed(why, decisive);
+                let text = format!("a transfer of the round failed: {why}");
+                let cause = Cause::new(Outcome::TransportFailed, text);
+                if session.server.on_transfer_failed(cx, &id, round, transfer, cause) || decisive {
+                    fault = session.on_transfer_failed(why, decisive);
+                }
             });
             self.cx.touched.push(session);
             self.after_input();
@@ -213,12 +216,22 @@ impl Manager {
         self.after_input();
     }
 
+    /// The transfer was given up, by us or by its receiver: its round ends, the peer is well.
+    pub fn handle_transfer_unwanted(&mut self, now: Timestamp, transfer: TransferId, why: &str) {
+        self.cx.now = now;
+        if let Some((session, id, round)) = self.cx.transfers.remove(&transfer) {
+            let cause = Cause::new(Outcome::Aborted, format!("a transfer of the round was given up: {why}"));
+            self.with_session(session, |session, cx| {
+                session.server.on_transfer_failed(cx, &id, round, transfer, cause);
+            });
+            self.cx.touched.push(session);
+        }
+        self.after_input();
+    }
+
     pub fn handle_peer_fault(&mut self, now: Timestamp, session: SessionId, why: &str) {
         self.cx.now = now;
-        self.fault(
-            session,
-            Cause::new(super::job::Outcome::TransportFailed, format!("data plane fault: {why}")),
-        );
+        self.fault(session, Cause::new(Outcome::TransportFailed, format!("data plane fault: {why}")));
         self.after_input();
     }
 
@@ -309,6 +322,22 @@ impl Manager {
     #[must_use]
     pub fn has_session(&self, session: SessionId) -> bool {
         self.sessions.contains_key(&session)
+    }
+
+    /// Transfers that the data plane has not said the end of.
+    #[must_use]
+    pub fn open_transfers(&self) -> Vec<TransferId> {
+        let mut transfers: Vec<TransferId> = self.cx.transfers.keys().copied().collect();
+        transfers.sort_unstable();
+        transfers
+    }
+
+    /// Loads whose blocks the data plane may still be told about.
+    #[must_use]
+    pub fn open_loads(&self) -> Vec<LoadToken> {
+        let mut loads: Vec<LoadToken> = self.cx.loads.keys().copied().collect();
+        loads.sort_unstable();
+        loads
     }
 
     /// A transfer is under way or a load is open, anywhere.

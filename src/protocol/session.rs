@@ -47,8 +47,9 @@ pub enum State {
 pub enum Origin {
     /// A request of ours named the peer.
     Dialed,
-    /// The peer's first message, which called us so.
-    Answered { dialed_as: Option<String> },
+    /// The peer's first message. From its `connect`: what it called us, and the token that tells which session of it
+    /// this is.
+    Answered { dialed_as: Option<String>, token: Option<Vec<u8>> },
 }
 
 #[derive(Debug)]
@@ -60,6 +61,8 @@ pub struct Session {
     /// Requests of the engine that pull from this peer.
     pub requests: BTreeSet<RequestId>,
     pub last_active: Timestamp,
+    /// What the peer must show on its data connections to us, and says again in a `connect` that answers ours.
+    token: Vec<u8>,
     origin: Origin,
     state: State,
     dialect: Dialect,
@@ -83,7 +86,7 @@ impl Session {
     /// Opens the connection and sends `connect`. `succeeds`: an earlier session with the peer died just now.
     pub fn open(cx: &mut Context, id: SessionId, peer: PeerId, origin: Origin, succeeds: bool) -> Session {
         let token = access_token(&cx.config, id);
-        cx.emit(Output::OpenPeer { session: id, peer: peer.clone(), token });
+        cx.emit(Output::OpenPeer { session: id, peer: peer.clone(), token: token.clone() });
         cx.stats.sessions_opened += 1;
         let mut session = Session {
             id,
@@ -91,6 +94,7 @@ impl Session {
             server: ServerRole::new(id),
             requests: BTreeSet::new(),
             last_active: cx.now,
+            token,
             origin,
             state: State::Connecting,
             dialect: Dialect::Current,
@@ -138,6 +142,11 @@ impl Session {
     }
 
     #[must_use]
+    pub fn token(&self) -> &[u8] {
+        &self.token
+    }
+
+    #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
@@ -146,6 +155,13 @@ impl Session {
     #[must_use]
     pub fn is_unheard(&self) -> bool {
         self.state == State::Connecting
+    }
+
+    /// The peer spoke first, and nothing has come of it yet.
+    #[must_use]
+    pub fn is_new_answer(&self) -> bool {
+        matches!((&self.origin, self.state), (Origin::Answered { .. }, State::Handshake { .. }))
+            && self.has_no_work()
     }
 
     /// Messages other than the handshake's are listened to.
@@ -204,14 +220,14 @@ impl Session {
 
     fn send_connect(&self, cx: &mut Context) {
         let config = Arc::clone(&cx.config);
-        let (dialed_as, dialed_as_echo) = match &self.origin {
-            Origin::Dialed => (Some(self.peer.to_string()), None),
-            Origin::Answered { dialed_as } => (None, dialed_as.clone()),
+        let (dialed_as, dialed_as_echo, answers) = match &self.origin {
+            Origin::Dialed => (Some(self.peer.to_string()), None, None),
+            Origin::Answered { dialed_as, token } => (None, dialed_as.clone(), token.clone()),
         };
         let tcp = config.transports.tcp.as_ref().map(|tcp| TcpOffer {
             addresses: tcp.addresses.clone(),
             port: tcp.port,
-            token: access_token(&config, self.id),
+            token: self.token.clone(),
             host_identity: tcp.host_identity.clone(),
         });
         let extension = Extension {
@@ -219,6 +235,7 @@ impl Session {
             instance: config.instance,
             dialed_as,
             dialed_as_echo,
+            answers,
             tcp,
             nixl: config.transports.nixl_metadata.is_some(),
             features: Vec::new(),
@@ -266,7 +283,7 @@ impl Session {
         if let Some(why) = self.cannot_fetch(&fetch) {
             return self.client.refuse_queued(cx, &id, round, Cause::new(Outcome::Incompatible, why));
         }
-        let Some((load, blocks)) = self.client.start_fetching(&id, round) else { return };
+        let Some((load, blocks)) = self.client.start_fetching(&id, round, fetch.load_token) else { return };
         if self.transport.is_some_and(TransportKind::is_fenced) {
             cx.emit(Output::Arm { session: self.id, load, blocks });
         }
@@ -319,6 +336,13 @@ impl Session {
         cx.emit(Output::Redial { session: self.id });
         self.send_connect(cx);
         self.arm_redial(cx);
+    }
+
+    /// The peer has heard us under another name before: what counts is this session.
+    pub fn repeat_connect(&self, cx: &mut Context) {
+        if self.is_unheard() {
+            self.send_connect(cx);
+        }
     }
 
     /// The first `connect`, or one that repeats it before the handshake is over.
@@ -377,20 +401,16 @@ impl Session {
         self.become_ready(cx);
     }
 
-    pub fn on_connect_ack(&mut self, cx: &mut Context) -> Result<(), Cause> {
+    /// Before the peer's `connect` it can only mean an earlier session.
+    pub fn on_connect_ack(&mut self, cx: &mut Context) {
         match &mut self.state {
             State::Handshake { acknowledged, .. } if !*acknowledged => {
                 *acknowledged = true;
                 self.flush_queue(cx);
                 self.client.on_ready(cx);
                 self.become_ready(cx);
-                Ok(())
             }
-            State::Handshake { .. } | State::Ready => {
-                cx.stats.messages_late += 1;
-                Ok(())
-            }
-            _ => Err(violation("connect_ack before connect")),
+            _ => cx.stats.messages_late += 1,
         }
     }
 
@@ -447,7 +467,8 @@ impl Session {
             _ if said.starts_with(INCOMPATIBLE) => Outcome::Incompatible,
             _ => Outcome::NoPeer,
         };
-        Some(Cause::new(outcome, format!("the peer disconnected: {said}")))
+        // In quotes, since its "here" and "there" are not ours, and escaped, since it goes to a log.
+        Some(Cause::new(outcome, format!("the peer disconnected: {said:?}")))
     }
 
     /// The block indexes of a fetch, checked against the region that the peer described.
@@ -476,9 +497,6 @@ impl Session {
         if self.is_dying() {
             return;
         }
-        let cause = Cause { detail: format!("peer {}: {}", self.peer, cause.detail), ..cause };
-        log::warn!("session {} ended: {}", self.id, cause.detail);
-        cx.stats.sessions_lost += 1;
         if tell {
             let reason = match cause.outcome {
                 Outcome::Incompatible => format!("{INCOMPATIBLE}{}", cause.detail),
@@ -486,6 +504,9 @@ impl Session {
             };
             self.transmit(cx, Message::Disconnect(Disconnect { reason: Some(reason) }));
         }
+        let cause = Cause { detail: format!("peer {}: {}", self.peer, cause.detail), ..cause };
+        log::log!(self.death_level(&cause, tell), "session {} ended: {}", self.id, cause.detail);
+        cx.stats.sessions_lost += 1;
         self.cancel_redial(cx);
         cx.timers.cancel(self.handshake_deadline, TimerKey::Handshake(self.id));
         let fenced = self.is_fenced();
@@ -496,6 +517,15 @@ impl Session {
         self.cause = Some(cause);
         cx.emit(Output::ClosePeer { session: self.id, flush: tell });
         cx.timers.set(cx.now + cx.config.timeouts.fault_drain, TimerKey::FaultDrain(self.id));
+    }
+
+    /// Loud unless we end it ourselves, or the peer left while nobody here had a use for it.
+    fn death_level(&self, cause: &Cause, tell: bool) -> log::Level {
+        match cause.outcome {
+            Outcome::ShutDown => log::Level::Info,
+            Outcome::PeerLost if !tell && self.has_no_work() => log::Level::Info,
+            _ => log::Level::Warn,
+        }
     }
 
     /// Nothing keeps a dying session any more.

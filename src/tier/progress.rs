@@ -10,11 +10,17 @@ use crate::protocol::timer::Timestamp;
 
 use super::{ServeThread, Shared};
 
-/// Messages taken in before deadlines are judged at the latest, so that a flood cannot hold them off.
+/// Messages, and bytes of them, taken in before the other sources get their turn: neither many messages nor large ones
+/// can hold off deadlines and the ends of transfers.
 const INBOX_BATCH: usize = 1024;
+const INBOX_BYTES: usize = 1 << 20;
 
 /// Keys that the engine left open are asked about again so soon, where the progress thread serves.
 const SERVE_AGAIN: Duration = Duration::from_millis(2);
+
+/// The progress thread looks up so often even if nothing happens. So a deadline that lies further ahead, as that of
+/// every load and store does, need not wake it only to be noted.
+pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 impl Shared {
     /// The progress thread's life.
@@ -22,14 +28,12 @@ impl Shared {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             while !self.stop.load(Ordering::Acquire) && !self.core.is_poisoned() {
                 self.progress();
-                self.sleep(None);
+                self.sleep(Some(LONGEST_SLEEP));
             }
         }));
         if outcome.is_err() || self.core.is_poisoned() {
             log::error!("tier {}: a panic was caught; the tier is poisoned", self.local_id);
-            self.broken.store(true, Ordering::Release);
-            self.results.close();
-            self.changed.notify_all();
+            self.break_down();
         }
     }
 
@@ -54,13 +58,16 @@ impl Shared {
     /// The inbox comes before deadlines: an answer that has arrived is not late.
     fn take_inbox(&self) {
         let Ok(mut receiver) = self.receiver.lock() else { return };
-        let mut left = INBOX_BATCH;
-        while left > 0 {
+        let Some(receiver) = receiver.as_mut() else { return };
+        let mut messages = 0;
+        let mut bytes = 0;
+        while messages < INBOX_BATCH && bytes < INBOX_BYTES {
             let Some(received) = receiver.receive() else { break };
-            self.take_message(&received);
-            left -= 1;
+            messages += 1;
+            bytes += received.payload.len();
+            self.take_message(received);
         }
-        if left == 0 {
+        if messages == INBOX_BATCH || bytes >= INBOX_BYTES {
             // More may be there, and nothing would tell of it again.
             self.poller.wake();
         }
@@ -74,15 +81,15 @@ impl Shared {
     }
 
     /// Large messages are decoded outside the lock: engine calls do not wait for that.
-    fn take_message(&self, received: &Received) {
+    fn take_message(&self, received: Received<'_>) {
         let dialect = match self.core.lock() {
-            Ok(core) => core.manager.dialect_of(&received.identity),
+            Ok(core) => core.manager.dialect_of(received.identity),
             Err(_) => return,
         };
-        let decoded = codec::decode(&received.payload, dialect, &self.limits);
+        let decoded = codec::decode(received.payload, dialect, &self.limits);
         let Ok(mut core) = self.core.lock() else { return };
         let now = self.clock.now();
-        core.manager.handle_message(now, &received.identity, decoded);
+        core.manager.handle_message(now, received.identity, decoded);
         core.execute(now);
         self.leave(core);
     }
@@ -91,13 +98,14 @@ impl Shared {
     pub(super) fn sleep(&self, limit: Option<Duration>) {
         let deadline = Timestamp::from_nanos(self.sleeps_until.load(Ordering::Acquire));
         let due = self.clock.left(deadline).unwrap_or(Duration::ZERO);
-        let again = self.serves_again.load(Ordering::Acquire).then_some(SERVE_AGAIN);
-        let limit = [Some(due), again, limit].into_iter().flatten().min();
+        // Where the engine serves on its own threads, it comes by itself.
+        let again = self.serves_again.load(Ordering::Acquire) && self.serves_on(ServeThread::Progress);
+        let limit = [Some(due), again.then_some(SERVE_AGAIN), limit].into_iter().flatten().min();
         if !self.poller.wait(limit)
             && let Ok(core) = self.core.lock()
         {
             // Another caller is at it: what it finds, it tells.
-            drop(self.changed.wait_timeout(core, limit.unwrap_or(SERVE_AGAIN)));
+            core.wait(&self.changed, limit.unwrap_or(SERVE_AGAIN));
         }
     }
 }

@@ -33,6 +33,7 @@ pub struct NodeOptions {
     pub hash_seed: String,
     pub timeouts: Timeouts,
     pub max_peers: usize,
+    pub limits: Limits,
 }
 
 impl Default for NodeOptions {
@@ -47,6 +48,7 @@ impl Default for NodeOptions {
             hash_seed: "vllm-none-hash".to_owned(),
             timeouts: Timeouts::default(),
             max_peers: 128,
+            limits: Limits::default(),
         }
     }
 }
@@ -74,7 +76,7 @@ impl Node {
             transport: TransportChoice::Auto,
             progress: options.progress,
             max_peers: options.max_peers,
-            limits: Limits::default(),
+            limits: options.limits,
             timeouts: options.timeouts,
         })?;
         Ok(Node { tier, region, block_len: options.block_len })

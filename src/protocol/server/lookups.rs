@@ -68,15 +68,20 @@ pub struct ServeAnswer {
 impl ServerRole {
     pub fn on_lookup(&mut self, cx: &mut Context, lookup: Lookup) -> Result<(), Violation> {
         self.check_room(cx)?;
+        self.check_keys(cx, lookup.keys.len())?;
         let name = (lookup.kv_request_id, lookup.round_seq);
         self.forget_acknowledgement(&name);
         let session = self.session;
         let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
-        round.from_lookup |= !round.has_demand();
-        let open = !round.has_demand();
+        round.keys_named += lookup.keys.len();
+        self.keys_open += lookup.keys.len();
+        let open = round.looked_up(cx.now);
         let engine_serves = cx.serve.engine_serves && open;
         let mut unsettled = false;
         let mut answers = Vec::with_capacity(lookup.keys.len());
+        if open {
+            round.expect_keys(cx, &lookup.keys);
+        }
         let mut no_pairs = Vec::new();
         for key in lookup.keys.iter() {
             let hit = open && round.supply_from_directory(cx, (session, &name), key, &mut no_pairs);
@@ -208,11 +213,11 @@ impl ServerRole {
     }
 
     /// A fetch closes its round: what is still open of its lookups is a miss.
-    pub fn settle_lookups_of_round(&mut self, cx: &mut Context, round_name: &(KvRequestId, RoundSeq)) {
-        for name in self.lookup_names(&round_name.0) {
-            if name.1 == round_name.1 {
-                self.on_serve_deadline(cx, &name.0, name.1, name.2);
-            }
+    pub fn settle_lookups_of_round(&mut self, cx: &mut Context, (id, round): &(KvRequestId, RoundSeq)) {
+        let names = (id.clone(), *round, ServeId(0))..=(id.clone(), *round, ServeId(u64::MAX));
+        let open: Vec<ServeId> = self.lookups.range(names).map(|((_, _, serve), _)| *serve).collect();
+        for serve in open {
+            self.on_serve_deadline(cx, id, *round, serve);
         }
     }
 
