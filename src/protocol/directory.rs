@@ -53,7 +53,9 @@ impl Directory {
                         "key {position} is published at block {} already, not at {block}; unpublish it first",
                         known.get().block
                     );
-                    added.into_iter().for_each(|key: &[u8]| drop(self.entries.remove(key)));
+                    for key in added {
+                        self.entries.remove::<[u8]>(key);
+                    }
                     return Err(Error::new(ErrorKind::AlreadyExists, text));
                 }
                 EntryRef::Occupied(_) => {}

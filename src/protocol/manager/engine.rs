@@ -205,11 +205,15 @@ impl Manager {
         self.check_destinations(blocks)?;
         let session = match session {
             Some(Ok(session)) => session,
-            Some(Err(cause)) => return Ok(self.end_at_once(job, JobKind::Load, &cause)),
+            Some(Err(cause)) => {
+                self.end_at_once(job, JobKind::Load, &cause);
+                return Ok(());
+            }
             None => return Err(Error::new(ErrorKind::WrongRole, "the request pulls from no peer")),
         };
         if keys.is_empty() {
-            return Ok(self.end_at_once(job, JobKind::Load, &Cause::new(Outcome::Done, "")));
+            self.end_at_once(job, JobKind::Load, &Cause::new(Outcome::Done, ""));
+            return Ok(());
         }
         self.check_round(session, &source, symmetric, keys)?;
         self.cx.open_job(job, JobKind::Load);

@@ -277,21 +277,20 @@ impl Manager {
 
     fn dispatch(&mut self, session: SessionId, message: Message) {
         let Some(found) = self.sessions.get_mut(&session) else { return };
-        let result = match message {
-            Message::ConnectAck(_) => Ok(found.on_connect_ack(&mut self.cx)),
+        match message {
+            Message::ConnectAck(_) => found.on_connect_ack(&mut self.cx),
             Message::Disconnect(disconnect) => match found.on_disconnect(&self.cx, &disconnect) {
-                Some(cause) => return self.kill(session, cause, false),
-                None => Ok(self.cx.stats.messages_late += 1),
+                Some(cause) => self.kill(session, cause, false),
+                None => self.cx.stats.messages_late += 1,
             },
             message if found.is_registered() => {
                 found.last_active = self.cx.now;
-                self.dispatch_work(session, message)
+                if let Err(cause) = self.dispatch_work(session, message) {
+                    self.count_violation(&cause);
+                    self.kill(session, cause, true);
+                }
             }
-            _ => Ok(self.cx.stats.messages_late += 1),
-        };
-        if let Err(cause) = result {
-            self.count_violation(&cause);
-            self.kill(session, cause, true);
+            _ => self.cx.stats.messages_late += 1,
         }
         self.cx.touched.push(session);
     }
