@@ -396,7 +396,6 @@ impl Session {
     pub fn on_registered(&mut self, cx: &mut Context) {
         let State::Handshake { registered, .. } = &mut self.state else { return };
         *registered = true;
-        self.server.on_registered(cx);
         self.transmit(cx, Message::ConnectAck(ConnectAck { peer_id: cx.config.local_id.to_string() }));
         self.become_ready(cx);
     }

@@ -73,6 +73,8 @@ impl Core {
         for transport in &mut self.transports {
             transport.poll(&mut data_events);
         }
+        // A success anywhere in a batch counts before its failures: it shows that the peer is well.
+        data_events.sort_by_key(|event| matches!(event, DataEvent::TransferFailed { .. }));
         for event in data_events.drain(..) {
             self.on_data_event(now, event);
             self.execute(now);
