@@ -72,6 +72,8 @@ struct Load {
     job: JobId,
     token: LoadToken,
     blocks: Vec<BlockIndex>,
+    /// Its fetch is at a peer that writes unfenced: counted in the context.
+    exposed: bool,
     state: LoadState,
     deadline: Timestamp,
 }
@@ -139,14 +141,18 @@ impl ClientRole {
     /// The load under a token, as the session needs it when the fetch is about to leave: its blocks, to be armed.
     pub fn start_fetching(
         &mut self,
+        cx: &mut Context,
         id: &KvRequestId,
         round: RoundSeq,
+        fenced: bool,
     ) -> Option<(LoadToken, Vec<BlockIndex>)> {
         let load = self.requests.get_mut(id)?.loads.get_mut(&round)?;
         if load.state != LoadState::Queued {
             return None;
         }
         load.state = LoadState::Fetching;
+        load.exposed = !fenced;
+        cx.exposed_loads += usize::from(load.exposed);
         Some((load.token, load.blocks.clone()))
     }
 
@@ -292,7 +298,8 @@ impl ClientRole {
             round_seq: round,
             load_token: Some(token.0),
         };
-        let load = Load { job: new.job, token, blocks: new.blocks, state: LoadState::Queued, deadline };
+        let state = LoadState::Queued;
+        let load = Load { job: new.job, token, blocks: new.blocks, exposed: false, state, deadline };
         request.loads.insert(round, load);
         cx.loads.insert(token, (session, new.kv_request_id.clone(), round));
         cx.timers.set(deadline, TimerKey::Load(session, new.kv_request_id.clone(), round));
@@ -427,6 +434,7 @@ impl ClientRole {
         let Some(request) = self.requests.get_mut(id) else { return };
         if let Some(load) = request.loads.remove(&round) {
             cx.loads.remove(&load.token);
+            cx.exposed_loads -= usize::from(load.exposed);
             cancel_load_timer(cx, self.session, id, round, &load);
         }
         if request.finished && request.loads.is_empty() {

@@ -5,6 +5,7 @@
 
 mod clock;
 mod core;
+mod planes;
 mod poller;
 mod progress;
 mod results;
@@ -63,6 +64,10 @@ pub struct TierConfig {
     pub data_port: u16,
     pub tcp_streams: usize,
     pub tcp_congestion: Option<String>,
+    /// NIXL plug-ins to use.
+    pub nixl_backends: Vec<String>,
+    /// Threads of NIXL's own that share a large transfer. 0 = none.
+    pub nixl_threads: usize,
     pub region: Region,
     /// 16 hex digits or empty.
     pub config_fingerprint: String,
