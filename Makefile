@@ -20,6 +20,10 @@ test: ## everything that CI runs
 	scripts/requirements.sh test
 	scripts/test.sh
 
+interop: build ## our tier against real vLLM tiers over NIXL (takes wheels from PyPI into a cache)
+	scripts/requirements.sh test
+	P2PKV_LIBRARY=$(abspath $(RELEASE))/$(SONAME) python3 tests/interop/run.py $(VLLM)
+
 examples: build ## build the C examples into build/examples
 	$(MAKE) -C examples-c P2PKV_LIB=$(abspath $(RELEASE))
 
@@ -49,4 +53,4 @@ help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test examples header bench install requirements clean help
+.PHONY: build demo test interop examples header bench install requirements clean help
