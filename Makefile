@@ -6,7 +6,7 @@ RELEASE    := $(TARGET_DIR)/release
 VERSION    := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 SONAME     := libp2pkv.so.0
 
-export CARGO CARGO_TARGET_DIR
+export CARGO
 
 build: requirements ## build the release library (default)
 	$(CARGO) build --release --locked
@@ -28,12 +28,15 @@ examples: build ## build the C examples into build/examples
 	$(MAKE) -C examples-c P2PKV_LIB=$(abspath $(RELEASE))
 
 header: ## write include/p2pkv.h anew from src/capi
-	P2PKV_WRITE_HEADER=1 $(CARGO) build --locked
+	P2PKV_WRITE_HEADER=1 $(CARGO) check --locked
 
 bench: ## the loopback benchmark
 	$(CARGO) bench --locked --bench loopback
 
-install: build ## library, header and pkg-config file below PREFIX (and DESTDIR)
+$(RELEASE)/libp2pkv.so:
+	$(MAKE) build
+
+install: $(RELEASE)/libp2pkv.so ## library, header and pkg-config file below PREFIX (and DESTDIR)
 	install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include
 	install -m 755 $(RELEASE)/libp2pkv.so $(DESTDIR)$(PREFIX)/lib/$(SONAME)
 	ln -sf $(SONAME) $(DESTDIR)$(PREFIX)/lib/libp2pkv.so

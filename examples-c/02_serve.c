@@ -47,11 +47,11 @@ static int publish_text(const p2p_tier *tier, const struct text *text, uint8_t *
     return !is_error(status, "p2p_publish");
 }
 
-/* Reports once a second, when something was served, until one of `signals` arrives. */
+/* Reports once a second, when something was served or a peer came or went, until one of `signals` arrives. */
 static int serve_until_signal(const p2p_tier *tier, const sigset_t *signals)
 {
     const struct timespec second = {1, 0};
-    uint64_t reported = 0;
+    uint64_t reported_bytes = 0, reported_peers = 0;
     for (;;) {
         int signal_number = sigtimedwait(signals, NULL, &second);
         if (signal_number < 0 && errno != EAGAIN && errno != EINTR) {
@@ -63,11 +63,12 @@ static int serve_until_signal(const p2p_tier *tier, const sigset_t *signals)
         stats.struct_size = sizeof stats;
         if (is_error(p2p_tier_stats(tier, &stats), "p2p_tier_stats"))
             return 0;
-        if (stats.bytes_out != reported || signal_number > 0)
+        if (stats.bytes_out != reported_bytes || stats.peers != reported_peers || signal_number > 0)
             printf("served %" PRIu64 " blocks, %.1f MiB in all; peers now: %" PRIu64 "\n", stats.bytes_out / BLOCK_LEN,
                    (double)stats.bytes_out / (1 << 20), stats.peers);
         fflush(stdout);
-        reported = stats.bytes_out;
+        reported_bytes = stats.bytes_out;
+        reported_peers = stats.peers;
         if (signal_number > 0) {
             printf("signal %d: closing\n", signal_number);
             return 1;

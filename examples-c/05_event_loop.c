@@ -22,6 +22,7 @@ enum state { WAITING, LOOKING, LOADING, ENDED };
 
 struct prompt {
     enum state state;
+    char kv_request_id[24];
     uint64_t job_id;       /* the index of the prompt */
     uint32_t first, count; /* its blocks of the text */
     p2p_request *request;
@@ -33,23 +34,24 @@ struct engine {
     p2p_tier *tier;
     const char *host, *port;
     struct prompt prompts[REQUESTS];
-    uint32_t ended, blocks_loaded, blocks_missed, jobs_failed;
+    uint32_t ended, failed, blocks_loaded, blocks_missed;
 };
 
-static void end(struct engine *engine, struct prompt *prompt)
+static void end(struct engine *engine, struct prompt *prompt, int is_well)
 {
     p2p_request_finish(prompt->request);
     prompt->request = NULL;
     prompt->state = ENDED;
     engine->ended++;
+    engine->failed += is_well ? 0 : 1;
 }
 
 static int start(struct engine *engine, struct prompt *prompt)
 {
     char params[512];
     snprintf(params, sizeof params,
-             "{\"remote_kv_source\": {\"kv_request_id\": \"loop-%" PRIu64 "\", \"remote_host\": \"%s\", \"remote_port\": %s}}",
-             prompt->job_id, engine->host, engine->port);
+             "{\"remote_kv_source\": {\"kv_request_id\": \"%s\", \"remote_host\": \"%s\", \"remote_port\": %s}}",
+             prompt->kv_request_id, engine->host, engine->port);
     if (!open_request(engine->tier, params, &prompt->request))
         return 0;
     prompt->state = LOOKING;
@@ -71,12 +73,13 @@ static int look_up(struct engine *engine, struct prompt *prompt)
     while (hits < prompt->count && states[hits] == P2P_LOOKUP_HIT)
         hits++;
     engine->blocks_missed += prompt->count - hits;
-    keys.count = hits > 0 ? hits : 1; /* without a hit only to learn why: if the peer is lost, the load ends with that */
-    p2p_status status = p2p_submit_load(prompt->request, prompt->job_id, &keys, block_indexes);
+    if (hits == 0) {
+        end(engine, prompt, report_request(prompt->request, prompt->kv_request_id));
+        return 1;
+    }
+    keys.count = hits;
     prompt->state = LOADING;
-    if (status == P2P_STATUS_NOT_A_HIT)
-        end(engine, prompt);
-    return status == P2P_STATUS_NOT_A_HIT || !is_error(status, "p2p_submit_load");
+    return !is_error(p2p_submit_load(prompt->request, prompt->job_id, &keys, block_indexes), "p2p_submit_load");
 }
 
 static int scheduler_step(struct engine *engine)
@@ -106,10 +109,9 @@ static int drain_results(struct engine *engine)
                 printf("request %" PRIu64 ": %.1f MiB in %.1f ms\n", results[i].job_id,
                        (double)results[i].bytes / (1 << 20), (double)results[i].nanoseconds / 1e6);
             } else {
-                engine->jobs_failed++;
                 report_result(&results[i]);
             }
-            end(engine, &engine->prompts[results[i].job_id]);
+            end(engine, &engine->prompts[results[i].job_id], results[i].outcome == P2P_OUTCOME_DONE);
         }
     } while (count > 0);
     return 1;
@@ -169,6 +171,7 @@ int main(int argc, char **argv)
     if (parse_port(argv[2]) == 0 || !text_load(argv[3], &engine.text))
         return EXIT_FAILURE;
     for (uint32_t i = 0; i < REQUESTS; i++) {
+        snprintf(engine.prompts[i].kv_request_id, sizeof engine.prompts[i].kv_request_id, "loop-%" PRIu32, i);
         engine.prompts[i].job_id = i;
         engine.prompts[i].first = engine.text.count * i / REQUESTS;
         engine.prompts[i].count = engine.text.count * (i + 1) / REQUESTS - engine.prompts[i].first;
@@ -184,8 +187,6 @@ int main(int argc, char **argv)
         engine.region = region;
         ok = open_tier(&engine) && run(&engine, epoll_fd, timer_fd);
         printf("%" PRIu32 " blocks loaded, %" PRIu32 " to compute\n", engine.blocks_loaded, engine.blocks_missed);
-        if (ok && engine.blocks_missed > 0)
-            report_peers(engine.tier);
     }
     for (int i = 0; i < REQUESTS; i++)
         p2p_request_finish(engine.prompts[i].request);
@@ -194,5 +195,5 @@ int main(int argc, char **argv)
     text_free(&engine.text);
     close(timer_fd);
     close(epoll_fd);
-    return ok && engine.jobs_failed == 0 && engine.blocks_loaded > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
+    return ok && engine.failed == 0 && engine.blocks_loaded > 0 ? EXIT_SUCCESS : EXIT_FAILURE;
 }

@@ -168,6 +168,19 @@ static inline int open_request(const p2p_tier *tier, const char *kv_transfer_par
     return !is_error(p2p_request_new(tier, &options, request_out), "p2p_request_new");
 }
 
+/* Says what is wrong between the request and its producer: why lookups are misses. Returns 1 when nothing is. */
+static inline int report_request(const p2p_request *request, const char *name)
+{
+    uint32_t outcome;
+    char reason[512];
+    size_t len;
+    if (is_error(p2p_request_outcome(request, &outcome, reason, sizeof reason, &len), "p2p_request_outcome"))
+        return 0;
+    if (outcome != P2P_OUTCOME_DONE)
+        fprintf(stderr, "%s: %s: %s\n", name, p2p_outcome_name(outcome), reason);
+    return outcome == P2P_OUTCOME_DONE;
+}
+
 /* What the tier knows of its peers: why one is not ready, or by which transport its blocks come. */
 static inline void report_peers(const p2p_tier *tier)
 {

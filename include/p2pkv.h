@@ -699,7 +699,7 @@ typedef struct p2p_tier_config {
    */
   uint32_t progress;
   /**
-   * Most sessions at a time. Default: P2PKV_MAX_PEERS, else 128.
+   * Most sessions at a time, up to 340. Default: P2PKV_MAX_PEERS, else 128.
    */
   uint32_t max_peers;
   /**
@@ -858,9 +858,11 @@ typedef struct p2p_job_result {
  * for those that are HIT, then `request_finished`. All carry the same `serve_id`.
  *
  * The callbacks are made with no lock of the library held, on the thread that calls `p2p_serve`, or on the tier's
- * with P2P_SERVE_ON_PROGRESS_THREAD; never two at a time. They may call the library, except `p2p_tier_free`,
- * `p2p_tier_drain`, `p2p_wait_finished` and `p2p_serve`. They must not block for long, and must not throw, unwind or
- * longjmp. All but `lookup` may be NULL. Pointers that they get are borrowed for the callback.
+ * with P2P_SERVE_ON_PROGRESS_THREAD; never two at a time. They may call the library, but never `p2p_tier_free`; what
+ * waits or would change the ops under them (`p2p_tier_drain`, `p2p_wait_finished`, `p2p_wait_lookups`,
+ * `p2p_tier_set_serve_ops`) gives P2P_STATUS_UNSUPPORTED there, and `p2p_serve` does nothing. They must not block for
+ * long, and must not throw, unwind or longjmp. All but `lookup` may be NULL. Pointers that they get are borrowed for
+ * the callback.
  */
 typedef struct p2p_serve_ops {
   /**
@@ -1279,6 +1281,7 @@ p2p_status p2p_tier_config_init(struct p2p_tier_config *config_out, size_t confi
  * - P2P_STATUS_INVALID_ARGUMENT: a NULL, a field or an environment variable that is out of range; the message names
  *   it.
  * - P2P_STATUS_UNSUPPORTED: a field is set that this version does not know, or a transport is not built in.
+ * - P2P_STATUS_LIMIT_EXCEEDED: `max_peers` is more than one control socket can serve.
  * - P2P_STATUS_ADDRESS_IN_USE: the control or data port is taken.
  * - P2P_STATUS_ADDRESS_INVALID: the host cannot be resolved or bound here.
  * - P2P_STATUS_TRANSPORT_UNAVAILABLE: the asked-for transport does not work on this machine.
@@ -1333,7 +1336,8 @@ void p2p_tier_free(struct p2p_tier *tier);
 p2p_status p2p_tier_drain(const struct p2p_tier *tier, uint64_t timeout_ms);
 
 /**
- * A file descriptor that is readable while `p2p_poll_finished` has something to give.
+ * A file descriptor that is readable while `p2p_poll_finished` has something to give or to do, or `p2p_serve`
+ * something to ask.
  *
  * It is level-triggered: it becomes readable when a result is queued and stops being so when the queue is empty.
  * Wait for it with poll, epoll or an event loop; never read, write or close it. The loop:
@@ -1355,9 +1359,10 @@ p2p_status p2p_tier_drain(const struct p2p_tier *tier, uint64_t timeout_ms);
  * }
  * ```
  *
- * Each accepted job comes out of it exactly once. With P2P_PROGRESS_THREAD nothing else is needed. With
- * P2P_PROGRESS_CALLER nothing moves between the calls, so the descriptor tells nothing about peers: give `poll` a
- * timeout of a few milliseconds while `p2p_tier_has_pending_work` says 1, and call `p2p_poll_finished` each time.
+ * Each accepted job comes out of it exactly once. If there are serve ops without P2P_SERVE_ON_PROGRESS_THREAD, call
+ * `p2p_serve` in the loop too: the descriptor is also readable while a lookup of a peer waits for it. With
+ * P2P_PROGRESS_CALLER it is also readable when a socket or a deadline needs `p2p_poll_finished`, so this loop is all
+ * that such a tier needs. Answers to `p2p_lookup` do not make it readable.
  *
  * Parameters:
  * - `tier`: borrowed for this call.
@@ -1584,7 +1589,8 @@ p2p_status p2p_flush_lookups(const struct p2p_tier *tier);
  * - P2P_STATUS_INVALID_ARGUMENT: NULL.
  * - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
  *
- * Threads: any, one at a time for each request. In caller mode it makes progress for the whole tier.
+ * Threads: any, one at a time for each request. Blocks up to `timeout_ms`. Not from a serve op. With
+ * P2P_PROGRESS_CALLER the call itself makes the progress, for the whole tier.
  * Since: 0.1.0
  */
 p2p_status p2p_wait_lookups(struct p2p_request *request,
@@ -1766,7 +1772,7 @@ p2p_status p2p_unpublish(const struct p2p_tier *tier,
  * - P2P_STATUS_INVALID_ARGUMENT: NULL.
  * - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
  *
- * Threads: any, at any time. Not from a serve op.
+ * Threads: any, at any time. From a serve op it does nothing.
  * Since: 0.1.0
  */
 p2p_status p2p_serve(const struct p2p_tier *tier);
@@ -1785,10 +1791,10 @@ p2p_status p2p_serve(const struct p2p_tier *tier);
  * Returns:
  * - P2P_STATUS_OK
  * - P2P_STATUS_INVALID_ARGUMENT: NULL, no `lookup`, an unknown flag, or `reserved` not 0.
- * - P2P_STATUS_UNSUPPORTED: a field is set that this version does not know.
+ * - P2P_STATUS_UNSUPPORTED: a field is set that this version does not know, or the call comes from a serve op.
  * - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
  *
- * Threads: any, at any time.
+ * Threads: any, at any time. Not from a serve op.
  * Since: 0.1.0
  */
 p2p_status p2p_tier_set_serve_ops(const struct p2p_tier *tier,

@@ -8,7 +8,7 @@ purpose=${1:-build}
 # command:package pairs. libzmq is compiled from its own C++ sources, hence g++.
 needed=(cc:gcc g++:g++ make:make)
 if [ "$purpose" = test ]; then
-  needed+=(python3:python3 nm:binutils readelf:binutils)
+  needed+=(gcc:gcc python3:python3 nm:binutils readelf:binutils)
 fi
 
 packages=()

@@ -67,13 +67,20 @@ fn many_transfers_in_both_directions() {
     for (consumer, producer) in [(&one, &other), (&other, &one)] {
         for round in 0..64u64 {
             let request = consumer.pd_consumer(&format!("{}-{round}", producer.tier.local_id()), producer);
-            consumer.load(request, round, &keys([round, round + 1]), &[128 + round as u32, 192 + round as u32]);
+            consumer.load(
+                request,
+                round,
+                &keys([round, round + 1]),
+                &[128 + round as u32, 192 + round as u32],
+            );
         }
     }
     for consumer in [&one, &other] {
         assert!(consumer.results(64).iter().all(|result| result.outcome == Outcome::Done));
         for round in 0..64 {
-            assert!(consumer.holds(128 + round, round as u64) && consumer.holds(192 + round, round as u64 + 1));
+            assert!(
+                consumer.holds(128 + round, round as u64) && consumer.holds(192 + round, round as u64 + 1)
+            );
         }
     }
 }

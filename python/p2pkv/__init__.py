@@ -55,7 +55,7 @@ from .errors import (
 )
 from .keys import Keys
 from .log import log_to, log_to_stderr
-from .records import JobResult, PeerInfo, Statistics, StoreJob
+from .records import JobResult, PeerInfo, RequestOutcome, Statistics, StoreJob
 from .region import Region
 from .request import Request
 from .serve import ServeOps
@@ -107,6 +107,7 @@ __all__ = [
     "Progress",
     "Region",
     "Request",
+    "RequestOutcome",
     "ServeOps",
     "ShutDown",
     "Statistics",

@@ -9,6 +9,7 @@ from ctypes import CFUNCTYPE, POINTER, Structure, c_char, c_char_p, c_int32, c_s
 from pathlib import Path
 from typing import Any, Iterator
 
+from .enums import Status
 from .errors import LibraryError, error_of
 
 ABI_VERSION = 1
@@ -168,9 +169,11 @@ _RETURNS_STATUS: dict[str, list[Any]] = {
     "p2p_request_options_init": [POINTER(P2pRequestOptions), c_size_t],
     "p2p_request_new": [_TIER, POINTER(P2pRequestOptions), POINTER(_REQUEST)],
     "p2p_request_offload_policy": [_REQUEST, POINTER(c_uint32)],
+    "p2p_request_outcome": [_REQUEST, POINTER(c_uint32), c_char_p, c_size_t, POINTER(c_size_t)],
     "p2p_request_finish": [_REQUEST],
     "p2p_lookup": [_REQUEST, _KEYS, POINTER(c_uint32)],
     "p2p_flush_lookups": [_TIER],
+    "p2p_wait_lookups": [_REQUEST, c_uint64],
     "p2p_submit_load": [_REQUEST, c_uint64, _KEYS, POINTER(c_uint32)],
     "p2p_submit_store": [_REQUEST, c_uint64, _KEYS, POINTER(c_uint32)],
     "p2p_poll_finished": [_TIER, POINTER(P2pJobResult), c_size_t, c_size_t, POINTER(c_size_t)],
@@ -251,6 +254,18 @@ def check(status: int) -> int:
     if status < 0:
         raise error_of(status, library().p2p_last_error().decode("utf-8", "replace"))
     return status
+
+
+def copied_text(function: Any, *arguments: Any) -> str:
+    """The text that ``function(*arguments, buf, cap, len_out)`` copies out."""
+    capacity = 512
+    while True:
+        buffer = ctypes.create_string_buffer(capacity)
+        length = c_size_t()
+        status = check(function(*arguments, buffer, capacity, ctypes.byref(length)))
+        if status != Status.TRUNCATED:
+            return buffer.value.decode("utf-8", "replace")
+        capacity = max(length.value + 1, 2 * capacity)
 
 
 def text(value: str | None) -> P2pStr:

@@ -34,6 +34,19 @@ class JobResult(NamedTuple):
         return self
 
 
+class RequestOutcome(NamedTuple):
+    """How a request stands with its producer."""
+
+    outcome: Outcome
+    """DONE while nothing is wrong; else what a load would end with now."""
+    detail: str
+    """Why, and with which peer; empty when DONE."""
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome is Outcome.DONE
+
+
 class PeerInfo(NamedTuple):
     """One peer as the tier sees it."""
 

@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-import time
 from typing import TYPE_CHECKING, Optional, Sequence
 
-from ._ffi import check, library
-from .enums import LookupState, OffloadPolicy
+from ._deadline import Deadline
+from ._ffi import check, copied_text, library
+from .enums import LookupState, OffloadPolicy, Outcome
 from .errors import ShutDown
 from .keys import KeysLike, block_indexes_for, packed
+from .records import RequestOutcome
 
 if TYPE_CHECKING:
     from ._handle import TierHandle
     from .tier import Tier
-
-_PAUSE_S = 0.001
 
 
 class Request:
@@ -62,18 +61,27 @@ class Request:
     def lookup_wait(self, keys: KeysLike, timeout: Optional[float] = None) -> list[LookupState]:
         """``lookup``, flush, and wait until no key is at RETRY. For scripts: an engine asks again in its next step.
 
-        ``timeout`` in seconds; ``None`` waits as long as the tier's own lookup timeout. After it, keys without an
-        answer are at RETRY.
+        ``timeout`` in seconds; keys without an answer by then are at RETRY. ``None``: the request's lookup timeout
+        ends the wait, and makes them MISS.
         """
-        asked = packed(keys)
-        give_up = None if timeout is None else time.monotonic() + timeout
-        while True:
+        asked, deadline = packed(keys), Deadline(timeout)
+        states = self.lookup(asked)
+        while LookupState.RETRY in states:
+            with self._handle:
+                check(library().p2p_wait_lookups(self._live(), deadline.slice_ms()))
             states = self.lookup(asked)
-            self._tier.flush_lookups()
-            if LookupState.RETRY not in states or (give_up is not None and time.monotonic() >= give_up):
-                return states
-            self._tier.make_progress()
-            time.sleep(_PAUSE_S)
+            if deadline.passed():
+                break
+        return states
+
+    @property
+    def outcome(self) -> RequestOutcome:
+        """How the request stands with its producer: ``Outcome.DONE`` while nothing is wrong, else why lookups are
+        MISS and loads fail."""
+        outcome = ctypes.c_uint32()
+        with self._handle:
+            detail = copied_text(library().p2p_request_outcome, self._live(), ctypes.byref(outcome))
+        return RequestOutcome(Outcome(outcome.value), detail)
 
     def submit_load(self, job_id: int, keys: KeysLike, block_indexes: Sequence[int]) -> None:
         """Pulls ``keys[i]`` into block ``block_indexes[i]``. The blocks belong to the library until the job's result.

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import json
-import math
-import time
 import weakref
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _callbacks
+from ._deadline import Deadline, milliseconds
 from ._ffi import (
     SERVE_ON_PROGRESS_THREAD,
-    TIMEOUT_INFINITE,
     P2pJobResult,
     P2pPeerInfo,
     P2pRequestOptions,
@@ -20,6 +18,7 @@ from ._ffi import (
     P2pTierConfig,
     P2pTierStatistics,
     check,
+    copied_text,
     library,
     text,
 )
@@ -34,7 +33,6 @@ from .serve import ServeOps
 
 Params = Union[str, Mapping[str, Any], None]
 
-_WAIT_SLICE_S = 0.1
 _BATCH = 64
 _PEER_GUESS = 16
 
@@ -180,7 +178,7 @@ class Tier:
     def local_id(self) -> str:
         """This tier's peer id: ``host:port`` (``[v6]:port``) of its control socket, as peers dial it."""
         with self._handle as tier:
-            return _copied_text(library().p2p_tier_local_id, tier)
+            return copied_text(library().p2p_tier_local_id, tier)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -244,15 +242,12 @@ class Tier:
         return found
 
     def wait(self, timeout: Optional[float] = None, limit: int = _BATCH) -> list[JobResult]:
-        """As ``poll``, but waits for the first result. An empty list: ``timeout`` seconds passed.
-
-        Waits in slices, so that Ctrl-C and ``close`` on another thread are heard.
-        """
-        give_up = math.inf if timeout is None else time.monotonic() + timeout
+        """As ``poll``, but waits for the first result. An empty list: ``timeout`` seconds passed. Ctrl-C and ``close``
+        on another thread end it."""
+        deadline = Deadline(timeout)
         batch = (P2pJobResult * max(limit, 1))()
         count = ctypes.c_size_t()
         while True:
-            left = max(0.0, give_up - time.monotonic())
             with self._handle as tier:
                 check(
                     library().p2p_wait_finished(
@@ -260,11 +255,11 @@ class Tier:
                         batch,
                         ctypes.sizeof(P2pJobResult),
                         len(batch),
-                        _ms(min(left, _WAIT_SLICE_S)),
+                        deadline.slice_ms(),
                         ctypes.byref(count),
                     )
                 )
-            if count.value > 0 or time.monotonic() >= give_up:
+            if count.value > 0 or deadline.passed():
                 return [_result(batch[i]) for i in range(count.value)]
 
     def make_progress(self) -> None:
@@ -277,15 +272,12 @@ class Tier:
 
     def drain(self, timeout: Optional[float] = None) -> bool:
         """Waits until no transfer and no load is in flight; nothing is aborted. False: ``timeout`` seconds passed."""
-        give_up = math.inf if timeout is None else time.monotonic() + timeout
+        deadline = Deadline(timeout)
         while True:
-            left = max(0.0, give_up - time.monotonic())
             with self._handle as tier:
-                status = check(library().p2p_tier_drain(tier, _ms(min(left, _WAIT_SLICE_S))))
-            if status == Status.OK:
-                return True
-            if time.monotonic() >= give_up:
-                return False
+                status = check(library().p2p_tier_drain(tier, deadline.slice_ms()))
+            if status == Status.OK or deadline.passed():
+                return status == Status.OK
 
     def publish(self, keys: KeysLike, block_indexes: Sequence[int]) -> None:
         """Offers block ``block_indexes[i]`` to every peer under ``keys[i]``, until ``unpublish``. Lookups for it are
@@ -359,7 +351,7 @@ class Tier:
     def metrics_text(self) -> str:
         """Prometheus text. Raises ``Unsupported`` where the library has none."""
         with self._handle as tier:
-            return _copied_text(library().p2p_tier_metrics_text, tier)
+            return copied_text(library().p2p_tier_metrics_text, tier)
 
 
 def _blocks_in(nbytes: int, block_len: int, num_blocks: Optional[int]) -> int:
@@ -384,28 +376,13 @@ def _json(value: Params) -> Optional[str]:
     return value if value is None or isinstance(value, str) else json.dumps(value)
 
 
-def _ms(seconds: float) -> int:
-    return TIMEOUT_INFINITE if seconds == math.inf else math.ceil(seconds * 1000)
-
-
 def _configured_ms(name: str, seconds: Optional[float]) -> int:
     """0 is the library's word for its default, so no time at all cannot be said."""
     if seconds is None:
         return 0
     if not seconds > 0:
         raise InvalidArgument(f"{name} is {seconds}, expected more than 0 seconds, or None for the default")
-    return _ms(seconds)
-
-
-def _copied_text(function: Any, tier: int) -> str:
-    capacity = 512
-    while True:
-        buffer = ctypes.create_string_buffer(capacity)
-        length = ctypes.c_size_t()
-        status = check(function(tier, buffer, capacity, ctypes.byref(length)))
-        if status != Status.TRUNCATED:
-            return buffer.value.decode("utf-8", "replace")
-        capacity = max(length.value + 1, 2 * capacity)
+    return milliseconds(seconds)
 
 
 def _result(result: P2pJobResult) -> JobResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -47,6 +48,12 @@ def prefiller(kv_request_id: str = "r1") -> dict[str, Any]:
     return {"remote_decoder": {"kv_request_id": kv_request_id}}
 
 
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
 def until(condition: Callable[[], bool], what: str) -> None:
     give_up = time.monotonic() + WAIT_S
     while not condition():
@@ -87,6 +94,24 @@ def compile_c(source: Path, program: Path, *flags: str) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise AssertionError(f"{' '.join(command)}\n{done.stderr}")
+
+
+def start(*command: object) -> subprocess.Popen[str]:
+    """A program of which all that it says is kept."""
+    return subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def end(process: subprocess.Popen[str], timeout: float = 2 * WAIT_S) -> tuple[int, str]:
+    """Exit code and output; a program that does not end in time is a failure."""
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        output, _ = process.communicate()
+        raise AssertionError(f"still running: {process.args!r}\n{output}") from None
+    return process.returncode, output
 
 
 def python_process(code: str, *arguments: str) -> subprocess.Popen[str]:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import selectors
 import threading
 import unittest
 import weakref
@@ -103,6 +104,46 @@ class ServeOpsTest(unittest.TestCase):
                 until(answered, "the lookup is answered")
         self.assertEqual(states, [LookupState.HIT] * BLOCKS)
         self.assertEqual(cache.threads, {threading.get_ident()})
+
+    def test_the_file_descriptor_tells_that_a_lookup_waits_for_serve(self) -> None:
+        with self.pair() as (producer, consumer), selectors.DefaultSelector() as selector:
+            producer.set_serve_ops(Cache(self.keys))
+            selector.register(producer, selectors.EVENT_READ)
+            self.assertEqual(selector.select(0), [])
+            with consumer.request(symmetric(producer)) as request:
+                request.lookup(self.keys)
+                consumer.flush_lookups()
+                self.assertTrue(selector.select(WAIT_S))
+                producer.serve()
+                self.assertEqual(request.lookup_wait(self.keys, WAIT_S), [LookupState.HIT] * BLOCKS)
+                self.assertEqual(selector.select(0), [], "quiet again when the engine has answered")
+
+    def test_an_op_that_would_wait_for_itself_is_refused(self) -> None:
+        class Waiting(Cache):
+            refused = 0
+
+            def lookup(self, serve_id: int, keys: list[bytes]) -> Sequence[LookupState]:
+                for call in (producer.wait, producer.drain, lambda: producer.set_serve_ops(None)):
+                    try:
+                        call()
+                    except p2pkv.Unsupported:
+                        self.refused += 1
+                producer.serve()
+                self.refused += len(producer.poll())
+                return super().lookup(serve_id, keys)
+
+        for on_progress_thread in (True, False):
+            with self.subTest(on_progress_thread=on_progress_thread), self.pair() as (producer, consumer):
+                ops = Waiting(self.keys)
+                producer.set_serve_ops(ops, on_progress_thread=on_progress_thread)
+                with consumer.request(symmetric(producer)) as request:
+
+                    def answered() -> bool:
+                        producer.serve()
+                        return LookupState.RETRY not in request.lookup_wait(self.keys, 0.01)
+
+                    until(answered, "the lookup is answered")
+                self.assertEqual(ops.refused, 3)
 
     def test_published_blocks_are_answered_without_the_engine(self) -> None:
         cache = Cache([])

@@ -140,6 +140,30 @@ class ExchangeTest(unittest.TestCase):
                 self.assertEqual([result.check().job_id for result in consumer.poll()], [1])
                 self.assertEqual(selector.select(0), [], "quiet again when all results are taken")
 
+    def test_the_file_descriptor_alone_drives_a_tier_without_a_thread(self) -> None:
+        caller = p2pkv.Progress.CALLER
+        with open_tier(region=bytearray(blocks_of(self.keys)), progress=caller) as producer:
+            producer.publish(self.keys, range(BLOCKS))
+            with open_tier(progress=caller) as consumer, selectors.DefaultSelector() as selector:
+                selector.register(producer, selectors.EVENT_READ, producer)
+                selector.register(consumer, selectors.EVENT_READ, consumer)
+                with consumer.request(symmetric(producer)) as request:
+                    results: list[p2pkv.JobResult] = []
+
+                    def turn() -> None:
+                        ready = selector.select(WAIT_S)
+                        self.assertTrue(ready, "the descriptor tells of everything that is to be done")
+                        for key, _ in ready:
+                            results.extend(key.data.poll())
+
+                    while LookupState.RETRY in request.lookup(self.keys):
+                        consumer.flush_lookups()
+                        turn()
+                    request.submit_load(1, self.keys, range(BLOCKS))
+                    while not results:
+                        turn()
+                results[0].check()
+
     def test_asyncio_can_wait_for_results(self) -> None:
         async def load(consumer: p2pkv.Tier, request: p2pkv.Request) -> list[p2pkv.JobResult]:
             loop = asyncio.get_running_loop()
@@ -184,6 +208,37 @@ class ExchangeTest(unittest.TestCase):
             with consumer.request(symmetric(producer)) as request:
                 self.assertEqual(request.lookup_wait(self.keys[:2], WAIT_S), [LookupState.MISS, LookupState.HIT])
 
+    def test_unpublish_takes_all_keys_back_or_none(self) -> None:
+        removed, busy = p2pkv.UnpublishState.REMOVED, p2pkv.UnpublishState.BUSY
+        with open_tier() as producer, open_tier() as consumer:
+            producer.publish(self.keys[:2], [0, 1])
+            with consumer.request(symmetric(producer)) as request:
+                self.assertEqual(request.lookup_wait(self.keys[:1], WAIT_S), [LookupState.HIT])
+                self.assertEqual(producer.unpublish(self.keys[:2]), [busy, removed])
+                self.assertEqual(producer.stats().keys_published, 2, "the free one is published as before")
+            until(lambda: producer.unpublish(self.keys[:2]) == [removed, removed], "finish gives the pin back")
+            self.assertEqual(producer.stats().keys_published, 0)
+
+    def test_a_lookup_that_is_not_answered_in_time_can_be_waited_for_again(self) -> None:
+        class Everything(p2pkv.ServeOps):
+            def lookup(self, serve_id: int, keys: list[bytes]) -> list[LookupState]:
+                return [LookupState.HIT] * len(keys)
+
+            def create_store_job(self, serve_id: int, keys: list[bytes]) -> p2pkv.StoreJob:
+                return p2pkv.StoreJob(serve_id, range(len(keys)))
+
+        for progress in p2pkv.Progress:
+            with self.subTest(progress), open_tier() as producer, open_tier(progress=progress) as consumer:
+                producer.set_serve_ops(Everything())
+                with consumer.request(symmetric(producer)) as request:
+                    began = time.monotonic()
+                    self.assertEqual(request.lookup_wait(self.keys[:2], 0.25), [LookupState.RETRY] * 2)
+                    self.assertLess(time.monotonic() - began, WAIT_S / 2)
+                    self.assertEqual(request.lookup_wait(self.keys[:2], 0), [LookupState.RETRY] * 2)
+                    until(lambda: producer.has_pending_work, "the lookup has come")
+                    producer.serve()
+                    self.assertEqual(request.lookup_wait(self.keys[:2], WAIT_S), [LookupState.HIT] * 2)
+
 
 class FailureTest(unittest.TestCase):
     def setUp(self) -> None:
@@ -203,6 +258,28 @@ class FailureTest(unittest.TestCase):
         self.assertEqual((result.outcome, result.outcome_class), (Outcome.NO_PEER, OutcomeClass.FIX_CONFIGURATION))
         with self.assertRaisesRegex(p2pkv.JobFailed, "load 1: NO_PEER .FIX_CONFIGURATION.: .*127.0.0.1"):
             result.check()
+
+    def test_a_request_says_why_its_lookups_are_misses(self) -> None:
+        with open_tier(model_config={"model": "a"}) as producer, open_tier(model_config={"model": "b"}) as other:
+            with open_tier() as fitting, fitting.request() as roleless:
+                self.assertEqual(roleless.outcome, (Outcome.DONE, ""))
+                with fitting.request(symmetric(producer)) as request:
+                    self.assertEqual(request.outcome, (Outcome.DONE, ""))
+                    self.assertEqual(request.lookup_wait(self.keys, WAIT_S), [LookupState.MISS] * 4)
+                    self.assertEqual(request.outcome, (Outcome.DONE, ""))
+                    self.assertTrue(request.outcome.ok)
+            with other.request(symmetric(producer)) as request:
+                self.assertEqual(request.lookup_wait(self.keys, WAIT_S), [LookupState.MISS] * 4)
+                self.assertEqual(request.outcome.outcome, Outcome.INCOMPATIBLE)
+                self.assertRegex(request.outcome.detail, f"{producer.local_id}.*config_fingerprint")
+
+    def test_the_lookup_timeout_of_a_request_makes_misses(self) -> None:
+        with open_tier() as producer, open_tier() as consumer:
+            producer.set_serve_ops(p2pkv.ServeOps())  # and serve is never called
+            with consumer.request(symmetric(producer), lookup_timeout=0.3) as request:
+                self.assertEqual(request.lookup_wait(self.keys), [LookupState.MISS] * 4)
+                self.assertEqual(request.outcome.outcome, Outcome.PEER_LOST)
+                self.assertIn("lookup", request.outcome.detail)
 
     def test_peers_of_another_model_are_incompatible(self) -> None:
         with open_tier(model_config={"model": "a"}) as producer, open_tier(model_config={"model": "b"}) as consumer:

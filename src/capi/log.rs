@@ -7,21 +7,23 @@
 //!    └───────────── p2p_log_set_callback(NULL) ─────────┘
 //! ```
 //!
-//! The sink is behind an `Arc`: a message takes a hold on it, lets go of the lock, then writes. So a callback may call
-//! anything, and the last message to let go of a replaced callback drops it, after its last call.
+//! The sink is behind an `Arc`: a message takes a hold on it, lets go of the lock, then writes. What is said with a lock
+//! of a tier held is written once that is released ([`once_unlocked`]). So a callback may call anything, and the last
+//! message to let go of a replaced callback drops it, after its last call.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
 use std::io::Write;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
-use log::{LevelFilter, Log, Metadata, Record};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 
 use super::config::{Environment, env_text};
 use super::enums::p2p_log_level;
 use super::guard::{self, Failure};
 use super::last_error::c_text;
 use super::status::p2p_status;
+use crate::tier::{holds_lock, once_unlocked};
 
 type LogCallback =
     unsafe extern "C" fn(user_data: *mut c_void, level: u32, target: *const c_char, message: *const c_char);
@@ -166,12 +168,35 @@ impl Log for Dispatcher {
     }
 
     fn log(&self, record: &Record<'_>) {
-        if let Some(sink) = self.current() {
-            sink.log(record);
+        let Some(sink) = self.current() else { return };
+        if !holds_lock() {
+            return sink.log(record);
+        }
+        if sink.enabled(record.metadata()) {
+            let said = Said::new(record);
+            once_unlocked(move || said.tell(&sink));
         }
     }
 
     fn flush(&self) {}
+}
+
+/// A message that has to wait for its moment.
+struct Said {
+    level: Level,
+    target: String,
+    message: String,
+}
+
+impl Said {
+    fn new(record: &Record<'_>) -> Said {
+        Said { level: record.level(), target: record.target().to_owned(), message: record.args().to_string() }
+    }
+
+    fn tell(&self, sink: &Sink) {
+        let Said { level, target, message } = self;
+        sink.log(&Record::builder().level(*level).target(target).args(format_args!("{message}")).build());
+    }
 }
 
 enum Sink {

@@ -26,9 +26,11 @@ pub const P2P_SERVE_ON_PROGRESS_THREAD: u32 = 1;
 /// for those that are HIT, then `request_finished`. All carry the same `serve_id`.
 ///
 /// The callbacks are made with no lock of the library held, on the thread that calls `p2p_serve`, or on the tier's
-/// with P2P_SERVE_ON_PROGRESS_THREAD; never two at a time. They may call the library, except `p2p_tier_free`,
-/// `p2p_tier_drain`, `p2p_wait_finished` and `p2p_serve`. They must not block for long, and must not throw, unwind or
-/// longjmp. All but `lookup` may be NULL. Pointers that they get are borrowed for the callback.
+/// with P2P_SERVE_ON_PROGRESS_THREAD; never two at a time. They may call the library, but never `p2p_tier_free`; what
+/// waits or would change the ops under them (`p2p_tier_drain`, `p2p_wait_finished`, `p2p_wait_lookups`,
+/// `p2p_tier_set_serve_ops`) gives P2P_STATUS_UNSUPPORTED there, and `p2p_serve` does nothing. They must not block for
+/// long, and must not throw, unwind or longjmp. All but `lookup` may be NULL. Pointers that they get are borrowed for
+/// the callback.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub struct p2p_serve_ops {
@@ -97,7 +99,7 @@ unsafe impl SizeFirst for p2p_serve_ops {
 /// - P2P_STATUS_INVALID_ARGUMENT: NULL.
 /// - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
 ///
-/// Threads: any, at any time. Not from a serve op.
+/// Threads: any, at any time. From a serve op it does nothing.
 /// Since: 0.1.0
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn p2p_serve(tier: *const p2p_tier) -> p2p_status {
@@ -122,10 +124,10 @@ pub unsafe extern "C" fn p2p_serve(tier: *const p2p_tier) -> p2p_status {
 /// Returns:
 /// - P2P_STATUS_OK
 /// - P2P_STATUS_INVALID_ARGUMENT: NULL, no `lookup`, an unknown flag, or `reserved` not 0.
-/// - P2P_STATUS_UNSUPPORTED: a field is set that this version does not know.
+/// - P2P_STATUS_UNSUPPORTED: a field is set that this version does not know, or the call comes from a serve op.
 /// - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
 ///
-/// Threads: any, at any time.
+/// Threads: any, at any time. Not from a serve op.
 /// Since: 0.1.0
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn p2p_tier_set_serve_ops(

@@ -29,6 +29,7 @@ pub const P2P_TIMEOUT_INFINITE: u64 = u64::MAX;
 /// - P2P_STATUS_INVALID_ARGUMENT: a NULL, a field or an environment variable that is out of range; the message names
 ///   it.
 /// - P2P_STATUS_UNSUPPORTED: a field is set that this version does not know, or a transport is not built in.
+/// - P2P_STATUS_LIMIT_EXCEEDED: `max_peers` is more than one control socket can serve.
 /// - P2P_STATUS_ADDRESS_IN_USE: the control or data port is taken.
 /// - P2P_STATUS_ADDRESS_INVALID: the host cannot be resolved or bound here.
 /// - P2P_STATUS_TRANSPORT_UNAVAILABLE: the asked-for transport does not work on this machine.
@@ -116,7 +117,8 @@ pub unsafe extern "C" fn p2p_tier_drain(tier: *const p2p_tier, timeout_ms: u64) 
     })
 }
 
-/// A file descriptor that is readable while `p2p_poll_finished` has something to give.
+/// A file descriptor that is readable while `p2p_poll_finished` has something to give or to do, or `p2p_serve`
+/// something to ask.
 ///
 /// It is level-triggered: it becomes readable when a result is queued and stops being so when the queue is empty.
 /// Wait for it with poll, epoll or an event loop; never read, write or close it. The loop:
@@ -138,9 +140,10 @@ pub unsafe extern "C" fn p2p_tier_drain(tier: *const p2p_tier, timeout_ms: u64) 
 /// }
 /// ```
 ///
-/// Each accepted job comes out of it exactly once. With P2P_PROGRESS_THREAD nothing else is needed. With
-/// P2P_PROGRESS_CALLER nothing moves between the calls, so the descriptor tells nothing about peers: give `poll` a
-/// timeout of a few milliseconds while `p2p_tier_has_pending_work` says 1, and call `p2p_poll_finished` each time.
+/// Each accepted job comes out of it exactly once. If there are serve ops without P2P_SERVE_ON_PROGRESS_THREAD, call
+/// `p2p_serve` in the loop too: the descriptor is also readable while a lookup of a peer waits for it. With
+/// P2P_PROGRESS_CALLER it is also readable when a socket or a deadline needs `p2p_poll_finished`, so this loop is all
+/// that such a tier needs. Answers to `p2p_lookup` do not make it readable.
 ///
 /// Parameters:
 /// - `tier`: borrowed for this call.

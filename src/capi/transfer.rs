@@ -132,7 +132,8 @@ pub unsafe extern "C" fn p2p_flush_lookups(tier: *const p2p_tier) -> p2p_status 
 /// - P2P_STATUS_INVALID_ARGUMENT: NULL.
 /// - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
 ///
-/// Threads: any, one at a time for each request. In caller mode it makes progress for the whole tier.
+/// Threads: any, one at a time for each request. Blocks up to `timeout_ms`. Not from a serve op. With
+/// P2P_PROGRESS_CALLER the call itself makes the progress, for the whole tier.
 /// Since: 0.1.0
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn p2p_wait_lookups(request: *mut p2p_request, timeout_ms: u64) -> p2p_status {

@@ -1,12 +1,11 @@
 //! What sessions and roles share while one input is handled: the time, the rules, and where outputs go.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use foldhash::quality::FixedState;
 use hashbrown::HashMap;
 use hashbrown::hash_map::EntryRef;
-use smallvec::SmallVec;
 
 use super::block_set::BlockSet;
 use super::config::CoreConfig;
@@ -59,6 +58,41 @@ pub struct OpenJob {
 /// One round of one `kv_request_id` with one peer.
 pub type RoundName = (SessionId, KvRequestId, RoundSeq);
 
+/// The rounds that want a key. Nearly always one; but a peer may ask for the same key in all rounds that it may open, and
+/// leaving must not be a search through them then.
+#[derive(Debug)]
+pub enum Waiters {
+    One(RoundName),
+    Many(BTreeSet<RoundName>),
+}
+
+impl Waiters {
+    fn insert(&mut self, waiter: RoundName) {
+        match self {
+            Waiters::One(first) => *self = Waiters::Many(BTreeSet::from([first.clone(), waiter])),
+            Waiters::Many(all) => drop(all.insert(waiter)),
+        }
+    }
+
+    /// True if none is left.
+    fn remove(&mut self, waiter: &RoundName) -> bool {
+        match self {
+            Waiters::One(only) => only == waiter,
+            Waiters::Many(all) => {
+                all.remove(waiter);
+                all.is_empty()
+            }
+        }
+    }
+
+    pub fn to_vec(&self) -> Vec<RoundName> {
+        match self {
+            Waiters::One(only) => vec![only.clone()],
+            Waiters::Many(all) => all.iter().cloned().collect(),
+        }
+    }
+}
+
 /// Serving contexts that the engine has to be asked about, or told the end of.
 #[derive(Debug, Default)]
 pub struct ServeQueue {
@@ -103,7 +137,7 @@ pub struct Context {
     pub timers: Timers<TimerKey>,
     pub transfers: HashMap<TransferId, RoundName, FixedState>,
     /// Which rounds still want a key: asked whenever something is published.
-    pub wanted: HashMap<Key, SmallVec<[RoundName; 1]>, FixedState>,
+    pub wanted: HashMap<Key, Waiters, FixedState>,
     last_load: u64,
     last_serve: u64,
     last_transfer: u64,
@@ -206,20 +240,17 @@ impl Context {
 
     pub fn now_wanted(&mut self, key: &[u8], waiter: RoundName) {
         match self.wanted.entry_ref(key) {
-            EntryRef::Occupied(mut waiters) => waiters.get_mut().push(waiter),
+            EntryRef::Occupied(mut waiters) => waiters.get_mut().insert(waiter),
             EntryRef::Vacant(vacant) => {
-                vacant.insert_with_key(Key::new(key), SmallVec::from_iter([waiter]));
+                vacant.insert_with_key(Key::new(key), Waiters::One(waiter));
             }
         }
     }
 
     /// Removes one waiter from a key's list.
     pub fn no_longer_wanted(&mut self, key: &[u8], waiter: &RoundName) {
-        if let Some(waiters) = self.wanted.get_mut(key) {
-            waiters.retain(|other| other != waiter);
-            if waiters.is_empty() {
-                self.wanted.remove(key);
-            }
+        if self.wanted.get_mut(key).is_some_and(|waiters| waiters.remove(waiter)) {
+            self.wanted.remove(key);
         }
     }
 }

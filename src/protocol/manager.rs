@@ -320,6 +320,22 @@ impl Manager {
         self.cx.exposed_loads > 0
     }
 
+    /// Transfers that the data plane has not said the end of.
+    #[must_use]
+    pub fn open_transfers(&self) -> Vec<TransferId> {
+        let mut transfers: Vec<TransferId> = self.cx.transfers.keys().copied().collect();
+        transfers.sort_unstable();
+        transfers
+    }
+
+    /// Loads whose blocks the data plane may still be told about.
+    #[must_use]
+    pub fn open_loads(&self) -> Vec<LoadToken> {
+        let mut loads: Vec<LoadToken> = self.cx.loads.keys().copied().collect();
+        loads.sort_unstable();
+        loads
+    }
+
     /// A transfer is under way or a load is open, anywhere.
     #[must_use]
     pub fn has_transfers_or_loads(&self) -> bool {

@@ -47,8 +47,8 @@ pub enum State {
 pub enum Origin {
     /// A request of ours named the peer.
     Dialed,
-    /// The peer's first message, which called us so.
-    Answered { dialed_as: Option<String> },
+    /// The peer's first message. If it was a `connect`: what it called us, and its token.
+    Answered { dialed_as: Option<String>, token: Option<Vec<u8>> },
 }
 
 #[derive(Debug)]
@@ -61,6 +61,8 @@ pub struct Session {
     pub requests: BTreeSet<RequestId>,
     pub last_active: Timestamp,
     origin: Origin,
+    /// What the peer must show on its data connections.
+    token: Vec<u8>,
     state: State,
     dialect: Dialect,
     transport: Option<TransportKind>,
@@ -83,7 +85,7 @@ impl Session {
     /// Opens the connection and sends `connect`. `succeeds`: an earlier session with the peer died just now.
     pub fn open(cx: &mut Context, id: SessionId, peer: PeerId, origin: Origin, succeeds: bool) -> Session {
         let token = access_token(&cx.config, id);
-        cx.emit(Output::OpenPeer { session: id, peer: peer.clone(), token });
+        cx.emit(Output::OpenPeer { session: id, peer: peer.clone(), token: token.clone() });
         cx.stats.sessions_opened += 1;
         let mut session = Session {
             id,
@@ -92,6 +94,7 @@ impl Session {
             requests: BTreeSet::new(),
             last_active: cx.now,
             origin,
+            token,
             state: State::Connecting,
             dialect: Dialect::Current,
             transport: None,
@@ -159,6 +162,12 @@ impl Session {
         self.state == State::Dying
     }
 
+    /// Whether a `connect` that names this token answers the session's own.
+    #[must_use]
+    pub fn has_token(&self, token: &[u8]) -> bool {
+        self.token == token
+    }
+
     /// The receiver's own data plane bars writes. Unknown transports have armed nothing yet.
     #[must_use]
     pub fn is_fenced(&self) -> bool {
@@ -213,14 +222,14 @@ impl Session {
 
     fn send_connect(&self, cx: &mut Context) {
         let config = Arc::clone(&cx.config);
-        let (dialed_as, dialed_as_echo) = match &self.origin {
-            Origin::Dialed => (Some(self.peer.to_string()), None),
-            Origin::Answered { dialed_as } => (None, dialed_as.clone()),
+        let (dialed_as, dialed_as_echo, answers) = match &self.origin {
+            Origin::Dialed => (Some(self.peer.to_string()), None, None),
+            Origin::Answered { dialed_as, token } => (None, dialed_as.clone(), token.clone()),
         };
         let tcp = config.transports.tcp.as_ref().map(|tcp| TcpOffer {
             addresses: tcp.addresses.clone(),
             port: tcp.port,
-            token: access_token(&config, self.id),
+            token: self.token.clone(),
             host_identity: tcp.host_identity.clone(),
         });
         let extension = Extension {
@@ -228,6 +237,7 @@ impl Session {
             instance: config.instance,
             dialed_as,
             dialed_as_echo,
+            answers,
             tcp,
             nixl: config.transports.nixl_metadata.is_some(),
             features: Vec::new(),
@@ -402,7 +412,12 @@ impl Session {
                 cx.stats.messages_late += 1;
                 Ok(())
             }
-            _ => Err(violation("connect_ack before connect")),
+            // Of an earlier session, as its `connect` was.
+            State::Connecting if cx.now < self.stale_until => {
+                cx.stats.messages_late += 1;
+                Ok(())
+            }
+            State::Connecting | State::Dying => Err(violation("connect_ack before connect")),
         }
     }
 
@@ -459,7 +474,8 @@ impl Session {
             _ if said.starts_with(INCOMPATIBLE) => Outcome::Incompatible,
             _ => Outcome::NoPeer,
         };
-        Some(Cause::new(outcome, format!("the peer disconnected: {said}")))
+        // In quotes, since its "here" and "there" are not ours, and escaped, since it goes to a log.
+        Some(Cause::new(outcome, format!("the peer disconnected: {said:?}")))
     }
 
     /// The block indexes of a fetch, checked against the region that the peer described.
@@ -488,9 +504,6 @@ impl Session {
         if self.is_dying() {
             return;
         }
-        let cause = Cause { detail: format!("peer {}: {}", self.peer, cause.detail), ..cause };
-        log::warn!("session {} ended: {}", self.id, cause.detail);
-        cx.stats.sessions_lost += 1;
         if tell {
             let reason = match cause.outcome {
                 Outcome::Incompatible => format!("{INCOMPATIBLE}{}", cause.detail),
@@ -498,6 +511,9 @@ impl Session {
             };
             self.transmit(cx, Message::Disconnect(Disconnect { reason: Some(reason) }));
         }
+        let cause = Cause { detail: format!("peer {}: {}", self.peer, cause.detail), ..cause };
+        log::log!(self.death_level(&cause, tell), "session {} ended: {}", self.id, cause.detail);
+        cx.stats.sessions_lost += 1;
         self.cancel_redial(cx);
         cx.timers.cancel(self.handshake_deadline, TimerKey::Handshake(self.id));
         let fenced = self.is_fenced();
@@ -508,6 +524,15 @@ impl Session {
         self.cause = Some(cause);
         cx.emit(Output::ClosePeer { session: self.id, flush: tell });
         cx.timers.set(cx.now + cx.config.timeouts.fault_drain, TimerKey::FaultDrain(self.id));
+    }
+
+    /// Loud unless we end it ourselves, or the peer left while nobody here had a use for it.
+    fn death_level(&self, cause: &Cause, tell: bool) -> log::Level {
+        match cause.outcome {
+            Outcome::ShutDown => log::Level::Info,
+            Outcome::PeerLost if !tell && self.has_no_work() => log::Level::Info,
+            _ => log::Level::Warn,
+        }
     }
 
     /// Nothing keeps a dying session any more.

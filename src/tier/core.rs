@@ -20,7 +20,8 @@ const LINGER: Duration = Duration::from_millis(500);
 
 pub struct Core {
     pub manager: Manager,
-    sender: Box<dyn ControlSender>,
+    /// `None` once the tier has ended.
+    sender: Option<Box<dyn ControlSender>>,
     transports: Vec<Box<dyn DataTransport>>,
     /// Which of `transports` a session uses, once it is registered there.
     routes: HashMap<SessionId, usize>,
@@ -42,7 +43,7 @@ impl Core {
     ) -> Self {
         Core {
             manager,
-            sender,
+            sender: Some(sender),
             transports,
             routes: HashMap::new(),
             expects_writes: false,
@@ -56,7 +57,9 @@ impl Core {
     /// Takes in what the transports have to say, and does what follows from it.
     pub fn poll_transports(&mut self, now: Timestamp) {
         let mut control_events = std::mem::take(&mut self.control_events);
-        self.sender.poll(now, &mut control_events);
+        if let Some(sender) = &mut self.sender {
+            sender.poll(now, &mut control_events);
+        }
         for event in control_events.drain(..) {
             self.on_control_event(now, event);
             self.execute(now);
@@ -130,9 +133,15 @@ impl Core {
                     for transport in &mut self.transports {
                         transport.expect_peer(session, &token);
                     }
-                    self.sender.dial(now, session, &peer);
+                    if let Some(sender) = &mut self.sender {
+                        sender.dial(now, session, &peer);
+                    }
                 }
-                Output::Redial { session } => self.sender.redial(now, session),
+                Output::Redial { session } => {
+                    if let Some(sender) = &mut self.sender {
+                        sender.redial(now, session);
+                    }
+                }
                 Output::RegisterPeer { session, registration } => self.register(now, session, registration),
                 Output::Send { session, message, dialect } => self.send(session, &message, dialect),
                 Output::Write { session, transfer, load, blocks } => match self.route(session) {
@@ -168,7 +177,9 @@ impl Core {
         self.buffer.clear();
         codec::encode(message, dialect, &mut self.buffer);
         log::trace!("session {session}: send {}, {} bytes", message.name(), self.buffer.len());
-        self.sender.send(session, &self.buffer);
+        if let Some(sender) = &mut self.sender {
+            sender.send(session, &self.buffer);
+        }
     }
 
     fn register(&mut self, now: Timestamp, session: SessionId, registration: Registration) {
@@ -191,7 +202,9 @@ impl Core {
     }
 
     fn close_peer(&mut self, now: Timestamp, session: SessionId, flush: bool) {
-        self.sender.close(now, session, if flush { LINGER } else { Duration::ZERO });
+        if let Some(sender) = &mut self.sender {
+            sender.close(now, session, if flush { LINGER } else { Duration::ZERO });
+        }
         for transport in &mut self.transports {
             transport.drop_peer(session);
         }
@@ -206,12 +219,30 @@ impl Core {
     }
 
     pub fn open_connections(&self) -> usize {
-        self.sender.open_connections()
+        self.sender.as_ref().map_or(0, |sender| sender.open_connections())
+    }
+
+    /// The transports, to be dropped without the lock: that may take a moment. Nothing is sent or moved any more.
+    pub fn take_transports(&mut self) -> (Option<Box<dyn ControlSender>>, Vec<Box<dyn DataTransport>>) {
+        (self.sender.take(), std::mem::take(&mut self.transports))
+    }
+
+    /// Gives every job that is still open its result, now that the transports are gone and touch nothing any more.
+    pub fn end_all(&mut self, now: Timestamp) {
+        for transfer in self.manager.open_transfers() {
+            self.manager.handle_transfer_failed(now, transfer, "this tier was freed", false);
+        }
+        self.execute(now);
+        for load in self.manager.open_loads() {
+            self.manager.handle_disarmed(now, load);
+        }
+        self.execute(now);
     }
 
     /// When something is due although nothing came in.
     pub fn next_deadline(&self) -> Option<Timestamp> {
-        [self.manager.next_deadline(), self.sender.next_deadline()].into_iter().flatten().min()
+        let sender = self.sender.as_ref().and_then(|sender| sender.next_deadline());
+        [self.manager.next_deadline(), sender].into_iter().flatten().min()
     }
 }
 

@@ -5,6 +5,7 @@
 
 mod clock;
 mod core;
+mod lock;
 mod planes;
 mod poller;
 mod progress;
@@ -14,7 +15,7 @@ mod start;
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -33,9 +34,12 @@ use crate::protocol::timer::Timestamp;
 
 use self::clock::Clock;
 use self::core::Core;
+use self::lock::{Guard, Lock};
 use self::poller::Poller;
 use self::results::ResultQueue;
 use self::serve::Serving;
+
+pub(crate) use self::lock::{is_held as holds_lock, once_unlocked};
 
 /// Who advances the tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,15 +151,16 @@ struct Shared {
     limits: Limits,
     mode: ProgressMode,
     clock: Clock,
-    core: Mutex<Core>,
+    core: Lock<Core>,
     /// Something may have changed that a waiter with the core's lock waits for.
     changed: Condvar,
-    receiver: Mutex<Box<dyn ControlReceiver>>,
+    /// `None` once the tier has ended.
+    receiver: Lock<Option<Box<dyn ControlReceiver>>>,
     results: ResultQueue,
     poller: Poller,
     serving: Mutex<Option<Serving>>,
     /// Held while the engine is asked: its callbacks are never called twice at a time.
-    serve_turn: Mutex<()>,
+    serve_turn: Lock<()>,
     /// When whoever makes progress wakes by itself. Written under the core's lock.
     sleeps_until: AtomicU64,
     /// The engine left lookups open, to be asked about again.
@@ -181,6 +186,7 @@ impl Shared {
     /// One engine call: the core's answer, and what follows from it carried out.
     fn call<T>(&self, call: impl FnOnce(&mut Manager, Timestamp) -> Result<T>) -> Result<T> {
         self.check()?;
+        let _alarm = Alarm(self);
         let mut core = self.core.lock().map_err(|_| poisoned())?;
         let now = self.clock.now();
         let answer = call(&mut core.manager, now);
@@ -189,31 +195,27 @@ impl Shared {
         answer
     }
 
-    /// Lets the lock go, hands results to the engine, and wakes the sleeper if something is due earlier now.
-    fn leave(&self, mut core: MutexGuard<'_, Core>) {
-        let finished = std::mem::take(&mut core.finished);
+    /// Hands results to the engine, lets the lock go, and wakes the sleeper if something is due earlier now.
+    fn leave(&self, mut core: Guard<'_, Core>) {
+        // What others are told, they are told before the lock is open: a job is at any time open in the core or in the
+        // queue, and no older state of affairs overwrites a newer one.
+        self.results.push(core.finished.drain(..));
+        self.results.set_serve_news(core.manager.has_serve_news() && self.serves_on(ServeThread::Caller));
         let deadline = core.next_deadline().map_or(u64::MAX, Timestamp::as_nanos);
-        let earlier = deadline < self.sleeps_until.swap(deadline, Ordering::AcqRel);
-        let news = core.manager.has_serve_news();
-        drop(core);
-        if !finished.is_empty() {
-            self.results.push(finished);
+        let before = self.sleeps_until.swap(deadline, Ordering::AcqRel);
+        if self.mode == ProgressMode::Caller && deadline != before {
+            let deadline = Timestamp::from_nanos(deadline);
+            let is_set = deadline.as_nanos() < u64::MAX;
+            self.poller.set_deadline(is_set.then(|| deadline.since(self.clock.now())));
         }
-        let manual = news && self.serves_on(ServeThread::Caller);
-        self.results.set_serve_news(manual);
-        match self.mode {
-            ProgressMode::Thread if earlier => self.poller.wake(),
-            ProgressMode::Thread => {}
-            ProgressMode::Caller => {
-                let deadline = Timestamp::from_nanos(deadline);
-                self.poller
-                    .set_deadline((deadline.as_nanos() < u64::MAX).then(|| deadline.since(self.clock.now())));
-            }
+        drop(core);
+        if self.mode == ProgressMode::Thread && deadline < before {
+            self.poller.wake();
         }
     }
 
     /// Waits until `done`, at most until `deadline`; makes the progress itself where no thread does. False if time ran out.
-    fn wait_until(&self, deadline: Option<Timestamp>, done: impl Fn(&Core) -> bool) -> Result<bool> {
+    fn wait_until(&self, deadline: Option<Timestamp>, mut done: impl FnMut(&Core) -> bool) -> Result<bool> {
         loop {
             if self.mode == ProgressMode::Caller {
                 self.progress();
@@ -225,29 +227,60 @@ impl Shared {
             if self.broken.load(Ordering::Acquire) {
                 return Err(poisoned());
             }
-            let left = match deadline {
-                None => None,
-                Some(deadline) => match self.clock.left(deadline) {
-                    None => return Ok(false),
-                    left => left,
-                },
+            let left = match deadline.map(|deadline| self.clock.left(deadline)) {
+                None => LOOK_AGAIN,
+                Some(Some(left)) => left.min(LOOK_AGAIN),
+                Some(None) => return Ok(false),
             };
             match self.mode {
-                // Bounded, in case the change came between the look and the wait.
-                ProgressMode::Thread => {
-                    let limit = left.map_or(LOOK_AGAIN, |left| left.min(LOOK_AGAIN));
-                    drop(self.changed.wait_timeout(core, limit).map_err(|_| poisoned())?);
-                }
+                ProgressMode::Thread => core.wait(&self.changed, left),
                 ProgressMode::Caller => {
                     drop(core);
-                    self.sleep(left);
+                    self.sleep(Some(left));
                 }
             }
         }
     }
+
+    /// Ends the transports: from here on nothing reads or writes the region or holds a port, whoever still holds the
+    /// tier. Every job that is open yet gets its result.
+    fn close_transports(&self) {
+        drop(self.receiver.lock_even_if_poisoned().take());
+        let transports = self.core.lock_even_if_poisoned().take_transports();
+        drop(transports);
+        if let Ok(mut core) = self.core.lock() {
+            core.end_all(self.clock.now());
+            self.leave(core);
+        }
+        self.end_waits();
+    }
+
+    /// Nobody waits for results any more.
+    fn end_waits(&self) {
+        self.results.close();
+        self.changed.notify_all();
+        self.poller.wake();
+    }
+
+    fn break_down(&self) {
+        self.broken.store(true, Ordering::Release);
+        self.end_waits();
+    }
 }
 
-/// Waiters look again so often even if nobody tells them to.
+/// Tells the other threads of a panic in this one's call, since that leaves the core half done.
+struct Alarm<'a>(&'a Shared);
+
+impl Drop for Alarm<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.break_down();
+        }
+    }
+}
+
+/// Waiters look again so often even if nobody tells them to: the change may have come between the look and the wait, or
+/// the thread that made the progress for all may have left.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
 
 fn poisoned() -> Error {
@@ -264,11 +297,24 @@ impl Tier {
     }
 
     /// Ends the tier: no new work, a bounded drain, then force; about 4 s at most. Jobs that are still open end with
-    /// `SHUT_DOWN` in the result queue. Afterwards every call gives `ShutDown`. A second call does nothing.
+    /// `SHUT_DOWN` in the result queue, which can still be polled; every other call gives `ShutDown` from now on. When this
+    /// returns, nothing touches the region any more and the ports are free. A second call does nothing.
+    ///
+    /// Not from a [`ServeOps`] call.
     pub fn shut_down(&self) {
         let shared = &self.shared;
         if shared.closing.swap(true, Ordering::AcqRel) {
             return;
+        }
+        if serve::is_in_callback() {
+            // Nothing may be waited for here that waits for this callback: the tier ends behind it, and lets its region and
+            // ports go when its thread does.
+            log::error!(
+                "tier {}: ended from one of its serve ops; its jobs end without results",
+                shared.local_id
+            );
+            shared.stop.store(true, Ordering::Release);
+            return shared.end_waits();
         }
         let quiet = |core: &Core| !core.manager.has_transfers_or_loads();
         let drained = shared.wait_until(shared.clock.deadline(Some(DRAIN)), quiet);
@@ -289,7 +335,6 @@ impl Tier {
         let _ = shared.wait_until(shared.clock.deadline(Some(FAREWELL)), gone);
         shared.stop.store(true, Ordering::Release);
         shared.poller.wake();
-        shared.changed.notify_all();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(thread) = thread {
             // A panic of the thread was caught and logged by itself.
@@ -297,12 +342,13 @@ impl Tier {
         }
         let serving = shared.serving().take();
         shared.close_contexts(serving.as_ref());
-        shared.results.close();
+        shared.close_transports();
     }
 
     /// Waits until no transfer is under way and no load is open; nothing is aborted. False if `timeout` came first
     /// (`None` = no limit).
     pub fn drain(&self, timeout: Option<Duration>) -> Result<bool> {
+        serve::refuse_in_callback("to wait until the tier is quiet")?;
         self.shared.check()?;
         self.shared
             .wait_until(self.shared.clock.deadline(timeout), |core| !core.manager.has_transfers_or_loads())
@@ -368,6 +414,7 @@ impl Tier {
 
     /// Flushes, then waits until no lookup of the request is open. False if `timeout` came first.
     pub fn wait_lookups(&self, request: RequestId, timeout: Option<Duration>) -> Result<bool> {
+        serve::refuse_in_callback("to wait for lookups")?;
         self.flush_lookups()?;
         self.shared.call(|manager, _| manager.has_open_lookups(request))?;
         let answered = |core: &Core| !core.manager.has_open_lookups(request).unwrap_or(false);
@@ -398,17 +445,15 @@ impl Tier {
 
     /// Appends up to `capacity` results to `out`. In caller mode this is what makes progress.
     pub fn poll_finished(&self, out: &mut Vec<JobResult>, capacity: usize) -> Result<()> {
-        self.shared.check()?;
-        if self.shared.mode == ProgressMode::Caller {
+        let shared = &self.shared;
+        let usable = shared.check();
+        if usable.is_ok() && shared.mode == ProgressMode::Caller {
             // Takes the news out of the set; what they are about is looked at next.
-            self.shared.poller.wait(Some(Duration::ZERO));
-            self.shared.progress();
+            shared.poller.wait(Some(Duration::ZERO));
+            shared.progress();
         }
-        self.shared.results.pop(out, capacity);
-        if self.shared.mode == ProgressMode::Caller && self.shared.results.len() > 0 {
-            self.shared.poller.wake();
-        }
-        Ok(())
+        // Results outlive the tier's end.
+        if self.take_results(out, capacity) { Ok(()) } else { usable }
     }
 
     /// As [`Tier::poll_finished`], but waits for the first result. False if `timeout` came first (`None` = no limit).
@@ -418,18 +463,38 @@ impl Tier {
         capacity: usize,
         timeout: Option<Duration>,
     ) -> Result<bool> {
+        serve::refuse_in_callback("to wait for results")?;
         let shared = &self.shared;
+        if self.take_results(out, capacity) {
+            return Ok(true);
+        }
         shared.check()?;
         let deadline = shared.clock.deadline(timeout);
-        let arrived = match shared.mode {
-            ProgressMode::Thread => shared.results.wait(&shared.clock, deadline),
-            ProgressMode::Caller => shared.wait_until(deadline, |_| shared.results.len() > 0)?,
-        };
+        let mut arrived = false;
+        match shared.mode {
+            ProgressMode::Thread => arrived = shared.results.wait(&shared.clock, deadline, out, capacity),
+            ProgressMode::Caller => {
+                shared.wait_until(deadline, |_| {
+                    arrived = self.take_results(out, capacity);
+                    arrived || shared.results.is_closed()
+                })?;
+            }
+        }
         if !arrived {
             shared.check()?;
         }
-        shared.results.pop(out, capacity);
         Ok(arrived)
+    }
+
+    /// False if there is none.
+    fn take_results(&self, out: &mut Vec<JobResult>, capacity: usize) -> bool {
+        let shared = &self.shared;
+        let any = shared.results.take(out, capacity);
+        if any && shared.mode == ProgressMode::Caller && shared.results.len() > 0 {
+            // The set tells of each arrival once; what is left has to be told of again.
+            shared.poller.wake();
+        }
+        any
     }
 
     pub fn publish(&self, keys: KeysView<'_>, blocks: &[u32]) -> Result<()> {
@@ -442,30 +507,39 @@ impl Tier {
         self.shared.call(|manager, _| manager.unpublish(keys, states))
     }
 
-    /// Calls the engine's [`ServeOps`] on this thread for every lookup that waits for it.
+    /// Calls the engine's [`ServeOps`] on this thread for every lookup that waits for it. Does nothing where the ops
+    /// belong to the progress thread.
     pub fn serve(&self) -> Result<()> {
         self.shared.check()?;
-        self.shared.serve();
+        if self.shared.serves_on(ServeThread::Caller) {
+            self.shared.serve();
+        }
         self.shared.check()
     }
 
-    /// Who answers lookups that the block directory cannot; `None` = they are misses. The ops of before are dropped
-    /// once no call of them is running.
+    /// Who answers lookups that the block directory cannot; `None` = they are misses. Waits for a call of the ops of before
+    /// that is running; what they have left open becomes a miss, and they hear of the end of each context.
     pub fn set_serve_ops(&self, ops: Option<Arc<dyn ServeOps>>, thread: ServeThread) -> Result<()> {
-        if serve::is_in_callback() {
-            let text = "serve ops cannot be set from one of their own callbacks";
-            return Err(Error::new(ErrorKind::Unsupported, text));
-        }
+        serve::refuse_in_callback("to set serve ops")?;
+        let shared = &self.shared;
+        let set_mode = |mode| {
+            shared.call(|manager, now| {
+                manager.set_serve_mode(now, mode);
+                Ok(())
+            })
+        };
+        let turn = shared.serve_turn.lock_even_if_poisoned();
+        // Also between two ops: those that come have not heard of the contexts of those that go.
+        set_mode(ServeMode::DirectoryOnly)?;
         let mode = if ops.is_some() { ServeMode::Engine } else { ServeMode::DirectoryOnly };
-        self.shared.call(|manager, now| {
-            manager.set_serve_mode(now, mode);
-            Ok(())
-        })?;
         let serving = ops.map(|ops| Serving { ops, thread });
-        let before = std::mem::replace(&mut *self.shared.serving(), serving);
-        // Contexts that the ops of before have opened are closed with them.
-        self.shared.close_contexts(before.as_ref());
-        Ok(())
+        let before = std::mem::replace(&mut *shared.serving(), serving);
+        if let Some(before) = &before {
+            shared.tell_closed(&*before.ops);
+        }
+        let outcome = set_mode(mode);
+        drop(turn);
+        outcome
     }
 
     pub fn peers(&self) -> Result<Vec<PeerInfo>> {

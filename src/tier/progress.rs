@@ -10,8 +10,10 @@ use crate::protocol::timer::Timestamp;
 
 use super::{ServeThread, Shared};
 
-/// Messages taken in before deadlines are judged at the latest, so that a flood cannot hold them off.
+/// Messages, and bytes of them, taken in before the other sources get their turn: neither many messages nor large ones
+/// can hold off deadlines and the ends of transfers.
 const INBOX_BATCH: usize = 1024;
+const INBOX_BYTES: usize = 1 << 20;
 
 /// Keys that the engine left open are asked about again so soon, where the progress thread serves.
 const SERVE_AGAIN: Duration = Duration::from_millis(2);
@@ -27,9 +29,7 @@ impl Shared {
         }));
         if outcome.is_err() || self.core.is_poisoned() {
             log::error!("tier {}: a panic was caught; the tier is poisoned", self.local_id);
-            self.broken.store(true, Ordering::Release);
-            self.results.close();
-            self.changed.notify_all();
+            self.break_down();
         }
     }
 
@@ -54,13 +54,16 @@ impl Shared {
     /// The inbox comes before deadlines: an answer that has arrived is not late.
     fn take_inbox(&self) {
         let Ok(mut receiver) = self.receiver.lock() else { return };
-        let mut left = INBOX_BATCH;
-        while left > 0 {
+        let Some(receiver) = receiver.as_mut() else { return };
+        let mut messages = 0;
+        let mut bytes = 0;
+        while messages < INBOX_BATCH && bytes < INBOX_BYTES {
             let Some(received) = receiver.receive() else { break };
+            messages += 1;
+            bytes += received.payload.len();
             self.take_message(&received);
-            left -= 1;
         }
-        if left == 0 {
+        if messages == INBOX_BATCH || bytes >= INBOX_BYTES {
             // More may be there, and nothing would tell of it again.
             self.poller.wake();
         }
@@ -91,13 +94,14 @@ impl Shared {
     pub(super) fn sleep(&self, limit: Option<Duration>) {
         let deadline = Timestamp::from_nanos(self.sleeps_until.load(Ordering::Acquire));
         let due = self.clock.left(deadline).unwrap_or(Duration::ZERO);
-        let again = self.serves_again.load(Ordering::Acquire).then_some(SERVE_AGAIN);
-        let limit = [Some(due), again, limit].into_iter().flatten().min();
+        // Where the engine serves on its own threads, it comes by itself.
+        let again = self.serves_again.load(Ordering::Acquire) && self.serves_on(ServeThread::Progress);
+        let limit = [Some(due), again.then_some(SERVE_AGAIN), limit].into_iter().flatten().min();
         if !self.poller.wait(limit)
             && let Ok(core) = self.core.lock()
         {
             // Another caller is at it: what it finds, it tells.
-            drop(self.changed.wait_timeout(core, limit.unwrap_or(SERVE_AGAIN)));
+            core.wait(&self.changed, limit.unwrap_or(SERVE_AGAIN));
         }
     }
 }

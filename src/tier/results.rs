@@ -43,22 +43,40 @@ impl ResultQueue {
 
     pub fn push(&self, results: impl IntoIterator<Item = JobResult>) {
         let mut queue = self.lock();
+        let before = queue.results.len();
         queue.results.extend(results);
+        if queue.results.len() == before {
+            return;
+        }
+        // Also when it is readable already: an edge-triggered set wants to hear of each arrival.
+        queue.signalled = false;
         self.signal(&mut queue);
         drop(queue);
         self.arrived.notify_all();
     }
 
-    /// Appends up to `capacity` results to `out`.
-    pub fn pop(&self, out: &mut Vec<JobResult>, capacity: usize) {
+    /// Appends up to `capacity` results to `out`. False if there was none.
+    pub fn take(&self, out: &mut Vec<JobResult>, capacity: usize) -> bool {
         let mut queue = self.lock();
-        let count = capacity.min(queue.results.len());
-        out.extend(queue.results.drain(..count));
-        self.signal(&mut queue);
+        self.take_from(&mut queue, out, capacity)
     }
 
-    /// Waits for a result, at most until `deadline`. False if there is none.
-    pub fn wait(&self, clock: &Clock, deadline: Option<Timestamp>) -> bool {
+    fn take_from(&self, queue: &mut Queue, out: &mut Vec<JobResult>, capacity: usize) -> bool {
+        let any = !queue.results.is_empty();
+        let count = capacity.min(queue.results.len());
+        out.extend(queue.results.drain(..count));
+        self.signal(queue);
+        any
+    }
+
+    /// As [`Self::take`], but waits for the first result, at most until `deadline`.
+    pub fn wait(
+        &self,
+        clock: &Clock,
+        deadline: Option<Timestamp>,
+        out: &mut Vec<JobResult>,
+        capacity: usize,
+    ) -> bool {
         let mut queue = self.lock();
         while queue.results.is_empty() && !queue.closed {
             queue = match deadline {
@@ -71,7 +89,7 @@ impl ResultQueue {
                 },
             };
         }
-        !queue.results.is_empty()
+        self.take_from(&mut queue, out, capacity)
     }
 
     /// Whether peers' lookups wait for the engine to serve.
@@ -89,6 +107,10 @@ impl ResultQueue {
         self.arrived.notify_all();
     }
 
+    pub fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
     pub fn len(&self) -> usize {
         self.lock().results.len()
     }
@@ -104,7 +126,7 @@ impl ResultQueue {
             return;
         }
         queue.signalled = wanted;
-        // Neither can fail: the count is 0 or 1, and the fd is ours.
+        // Neither can fail: the count is small, and the fd is ours.
         if wanted {
             let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         } else {

@@ -2,8 +2,9 @@
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 
+use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::BlockIndex;
 use crate::protocol::job::LookupState;
 use crate::protocol::keys::{KeyBatch, KeysView};
@@ -23,8 +24,17 @@ thread_local! {
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 
+/// Whether this thread is inside one of the engine's callbacks.
 pub fn is_in_callback() -> bool {
     IN_CALLBACK.get()
+}
+
+/// An error on a thread that is inside one of the engine's callbacks, where `what` would wait for that very callback.
+pub fn refuse_in_callback(what: &str) -> Result<()> {
+    if is_in_callback() {
+        return Err(Error::new(ErrorKind::Unsupported, format!("{what} from a serve op is not possible")));
+    }
+    Ok(())
 }
 
 /// Calls into the engine; also when that unwinds, the mark is taken off again.
@@ -52,11 +62,7 @@ impl Shared {
     /// Asks the engine about everything that waits, and tells it of contexts that are over. Does nothing while another
     /// thread, or a callback further up on this one, is at it.
     pub(super) fn serve(&self) {
-        let _turn = match self.serve_turn.try_lock() {
-            Ok(turn) => turn,
-            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
-            Err(TryLockError::WouldBlock) => return,
-        };
+        let Some(_turn) = self.serve_turn.try_lock_even_if_poisoned() else { return };
         let Some(ops) = self.serving().as_ref().map(|serving| Arc::clone(&serving.ops)) else { return };
         let work = match self.core.lock() {
             Ok(mut core) if core.manager.has_serve_work() => core.manager.serve_work(self.clock.now()),
@@ -76,11 +82,12 @@ impl Shared {
     /// The ops will not be called again: they are told of the end of every context they have open.
     pub(super) fn close_contexts(&self, serving: Option<&Serving>) {
         let Some(serving) = serving else { return };
-        let _turn = self.serve_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let _turn = self.serve_turn.lock_even_if_poisoned();
         self.tell_closed(&*serving.ops);
     }
 
-    fn tell_closed(&self, ops: &dyn ServeOps) {
+    /// For whoever has the turn.
+    pub(super) fn tell_closed(&self, ops: &dyn ServeOps) {
         let Ok(mut core) = self.core.lock() else { return };
         let closed = core.manager.serve_closed();
         self.serves_again.store(core.manager.has_serve_work(), Ordering::Release);

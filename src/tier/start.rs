@@ -13,6 +13,7 @@ use crate::protocol::manager::Manager;
 
 use super::clock::Clock;
 use super::core::Core;
+use super::lock::Lock;
 use super::planes::Planes;
 use super::poller::Poller;
 use super::results::ResultQueue;
@@ -59,13 +60,13 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
         limits: config.limits,
         mode: config.progress,
         clock: Clock::start(),
-        core: Mutex::new(core),
+        core: Lock::new(core),
         changed: Condvar::new(),
-        receiver: Mutex::new(Box::new(receiver)),
+        receiver: Lock::new(Some(Box::new(receiver))),
         results,
         poller,
         serving: Mutex::new(None),
-        serve_turn: Mutex::new(()),
+        serve_turn: Lock::new(()),
         sleeps_until: AtomicU64::new(0),
         serves_again: AtomicBool::new(false),
         dropped: AtomicU64::new(0),

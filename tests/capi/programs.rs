@@ -77,6 +77,9 @@ fn a_missing_nixl_is_reported_with_the_places_that_were_tried() {
     let said = succeed(alone.env("P2PKV_NIXL_LIBRARY_DIR", "/nonexistent/nixl"));
     // Where the system itself has NIXL, it is found all the same.
     if said != "fine\n" {
-        assert!(said.contains("/nonexistent/nixl/libnixl_capi.so") || said.contains("cargo feature nixl"), "{said}");
+        assert!(
+            said.contains("/nonexistent/nixl/libnixl_capi.so") || said.contains("cargo feature nixl"),
+            "{said}"
+        );
     }
 }

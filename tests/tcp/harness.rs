@@ -3,6 +3,7 @@
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
 use p2pkv::data::tcp::{TcpConfig, TcpTransport};
@@ -64,13 +65,14 @@ impl Side {
         unsafe { self.base.write_bytes(byte, self.memory.len()) };
     }
 
+    pub fn byte(&self, block: u32, offset: usize) -> u8 {
+        // SAFETY: inside the memory; volatile, since a peer may be writing it.
+        unsafe { self.base.add(block as usize * self.block_len + offset).read_volatile() }
+    }
+
     /// A copy of a block's bytes as they are now.
     pub fn block(&self, block: u32) -> Vec<u8> {
-        let start = block as usize * self.block_len;
-        (start..start + self.block_len)
-            // SAFETY: inside the memory; volatile, since a peer may be writing it.
-            .map(|index| unsafe { self.base.add(index).read_volatile() })
-            .collect()
+        (0..self.block_len).map(|offset| self.byte(block, offset)).collect()
     }
 
     pub fn arm(&mut self, load: u64, blocks: &[u32]) {
@@ -239,6 +241,19 @@ impl RawWriter {
 
     pub fn send(&mut self, bytes: &[u8]) {
         self.stream.write_all(bytes).unwrap();
+    }
+
+    /// A few bytes at a time, each time waiting until the other kernel has them, so that each is read by itself.
+    pub fn send_in_pieces(&mut self, bytes: &[u8]) {
+        for piece in bytes.chunks(7) {
+            self.send(piece);
+            eventually("the piece is acknowledged", || {
+                let mut unsent = 0_i32;
+                // SAFETY: TIOCOUTQ writes one int.
+                let result = unsafe { libc::ioctl(self.stream.as_raw_fd(), libc::TIOCOUTQ, &raw mut unsent) };
+                result == 0 && unsent == 0
+            });
+        }
     }
 
     /// Code and value.

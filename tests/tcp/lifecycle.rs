@@ -44,6 +44,14 @@ impl StuckReceiver {
     }
 }
 
+fn ack(transfer: u64) -> Vec<u8> {
+    let mut bytes = b"kvAC".to_vec();
+    bytes.extend([0; 4]);
+    bytes.extend(transfer.to_le_bytes());
+    bytes.extend([0; 8]);
+    bytes
+}
+
 fn all_blocks(count: u32) -> Vec<(u32, u32)> {
     (0..count).map(|block| (block, block)).collect()
 }
@@ -198,23 +206,61 @@ fn a_stream_that_broke_while_idle_is_opened_again_by_the_next_write() {
     let mut bytes = vec![0; 44 + 4096];
     receiver.streams[0].read_exact(&mut bytes).unwrap();
     assert_eq!(&bytes[..4], b"kvFR");
-    let mut ack = b"kvAC".to_vec();
-    ack.extend([0; 4]);
-    ack.extend(1_u64.to_le_bytes());
-    ack.extend([0; 8]);
-    receiver.streams[0].write_all(&ack).unwrap();
+    receiver.streams[0].write_all(&ack(1)).unwrap();
     assert_eq!(writer.next_event(), done(1));
 }
 
 #[test]
-fn a_peer_that_acks_what_it_never_got_loses_the_connection() {
+fn a_stream_that_breaks_fails_the_transfer_on_it_at_once() {
+    let mut writer = Side::with(4096, 4, &TcpConfig { streams: 1, ..loopback() });
+    let mut receiver = StuckReceiver::register(&mut writer, 1);
+    writer.write(1, 0, &all_blocks(4));
+    receiver.streams[0].read_exact(&mut [0; 100]).unwrap();
+    receiver.streams.clear();
+    assert!(!writer.failure_of(1).1, "the peer may be well");
+    writer.write(2, 0, &all_blocks(1));
+    receiver.accept();
+    receiver.streams[0].read_exact(&mut [0; 44 + 4096]).unwrap();
+    assert_eq!(writer.settle(), []);
+}
+
+#[test]
+fn a_peer_is_registered_only_when_all_streams_are_accepted() {
     let mut writer = Side::new(4096, 4);
-    let mut receiver = StuckReceiver::register(&mut writer, 2);
-    let mut ack = b"kvAC".to_vec();
-    ack.extend([0; 20]);
-    receiver.streams[0].write_all(&ack).unwrap();
-    let mut rest = Vec::new();
-    assert_eq!(receiver.streams[0].read_to_end(&mut rest).unwrap_or(0), 0);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    writer.transport.register_peer(SESSION, offer_at(vec![listener.local_addr().unwrap()], b"any"));
+    let mut receiver = StuckReceiver { listener, streams: Vec::new() };
+    receiver.accept();
+    assert_eq!(writer.settle(), []);
+    let (mut second, _) = receiver.listener.accept().unwrap();
+    second.read_exact(&mut [0; 28 + 3]).unwrap();
+    second.write_all(b"kvAN").unwrap();
+    second.write_all(&[4, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]).unwrap();
+    let DataEvent::PeerRefused { reason, .. } = writer.next_event() else { panic!("not refused") };
+    assert!(reason.contains("at most 1 streams"), "{reason}");
+    assert_eq!(receiver.streams[0].read(&mut [0]).unwrap_or(0), 0, "the first stream is closed too");
+}
+
+#[test]
+fn an_ack_that_cannot_be_right_ends_the_stream() {
+    let one_stream = TcpConfig { streams: 1, ..loopback() };
+    let mut writer = Side::with(64 << 20, 1, &one_stream);
+    let mut receiver = StuckReceiver::register(&mut writer, 1);
+    receiver.streams[0].write_all(&ack(1)).unwrap();
+    assert_eq!(receiver.streams[0].read(&mut [0]).unwrap_or(0), 0, "for nothing");
+
+    writer.write(1, 0, &all_blocks(1));
+    receiver.accept();
+    receiver.streams[1].write_all(&ack(2)).unwrap();
+    let (reason, _) = writer.failure_of(1);
+    assert!(reason.contains("expected the ack of transfer 1, the peer sent that of 2"), "{reason}");
+
+    writer.write(3, 0, &all_blocks(1));
+    receiver.accept();
+    receiver.streams[2].read_exact(&mut [0; 44]).unwrap();
+    receiver.streams[2].write_all(&ack(3)).unwrap();
+    let (reason, _) = writer.failure_of(3);
+    assert!(reason.contains("before it had all bytes"), "{reason}");
 }
 
 #[test]

@@ -108,7 +108,8 @@ fn who_says_no_hello_is_closed_in_time() {
 
 #[test]
 fn silent_connections_do_not_keep_a_peer_out() {
-    let mut reader = Side::new(4096, 2);
+    let patient = TcpConfig { hello_timeout: Duration::from_secs(120), ..loopback() };
+    let mut reader = Side::with(4096, 2, &patient);
     let mut silent: Vec<RawWriter> = (0..70).map(|_| RawWriter::open(&reader)).collect();
     assert_serves(&mut reader);
     assert!(silent[0].is_closed_by_peer(), "the oldest had to go");
@@ -130,16 +131,16 @@ fn one_session_holds_no_more_than_its_streams() {
 }
 
 #[test]
-fn hellos_and_frames_may_come_byte_by_byte() {
+fn hellos_and_frames_may_come_in_pieces() {
     let mut reader = Side::new(64, 2);
     reader.transport.expect_peer(SESSION, TOKEN);
     reader.arm(1, &[1]);
     let mut writer = RawWriter::open(&reader);
-    hello(1, 64, TOKEN).iter().for_each(|byte| writer.send(&[*byte]));
+    writer.send_in_pieces(&hello(1, 64, TOKEN));
     assert_eq!(writer.answer(), (0, 0));
     let mut bytes = frame(7, Some(1), 64, &[1]);
     bytes.extend(0..64);
-    bytes.iter().for_each(|byte| writer.send(&[*byte]));
+    writer.send_in_pieces(&bytes);
     assert_eq!(writer.ack(), (0, 7, 0));
     assert!(reader.block(1).into_iter().eq(0..64));
 }

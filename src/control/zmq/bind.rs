@@ -11,8 +11,9 @@ use crate::control::resolve::resolve_within;
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::PeerId;
 
-/// Messages that libzmq holds for each peer until they are received.
-const RECEIVE_QUEUE: i32 = 1000;
+/// Messages that libzmq holds for each connection until they are received. Few, since each may be as large as the limit;
+/// what a peer sends beyond waits at its side.
+const RECEIVE_QUEUE: i32 = 64;
 
 /// Connections that wait to be accepted: all peers may dial at the same moment.
 const BACKLOG: i32 = 1024;

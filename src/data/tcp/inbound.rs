@@ -17,7 +17,7 @@ use super::fence::{Access, ArmedLoad, Fence};
 use super::frame::{Ack, FrameHeader, FrameRefusal, destinations};
 use super::io_vectors::{Moved, Place, discard};
 use super::reactor::{Connection, Fill, Outbox, Reactor, fill};
-use super::sys::{Interest, Readiness};
+use super::sys::{Interest, Readiness, set_receive_low_water};
 use crate::data::DataEvent;
 use crate::protocol::ids::SessionId;
 
@@ -26,6 +26,8 @@ use crate::protocol::ids::SessionId;
 const BYTES_PER_TURN: usize = 1 << 20;
 /// What a frame costs of a turn besides its bytes: many tiny frames are work too.
 const FRAME_COST: usize = 4096;
+/// In the middle of a frame, waking up for fewer bytes costs more than it gains.
+const LOW_WATER: usize = 256 << 10;
 /// A writer that does not read its acks is not read from either.
 const MAX_WAITING_ACKS: usize = 256 * Ack::LEN;
 
@@ -69,6 +71,8 @@ pub(super) struct Inbound {
     /// Destinations of the current frame, as received.
     table: Vec<u8>,
     acks: Outbox,
+    /// What the socket was told last.
+    low_water: usize,
 }
 
 impl Inbound {
@@ -80,6 +84,7 @@ impl Inbound {
             state: AT_FRAME_START,
             table: Vec::new(),
             acks: Outbox::default(),
+            low_water: 1,
         }
     }
 
@@ -90,6 +95,7 @@ impl Inbound {
         }
         if ready.readable {
             self.read(reactor, fence)?;
+            self.set_low_water(reactor.block_len()).map_err(broken)?;
         }
         self.acks.flush(&self.connection.socket).map_err(broken)?;
         let interest =
@@ -105,6 +111,21 @@ impl Inbound {
                 Step::Blocked | Step::MovedLast(_) => return Ok(()),
                 Step::Closed => return Err(None),
             }
+        }
+        Ok(())
+    }
+
+    /// Never more than the current frame still brings, so its end is always noticed.
+    fn set_low_water(&mut self, block_len: usize) -> std::io::Result<()> {
+        let left = match &self.state {
+            State::Header { .. } | State::Table { .. } => 1,
+            State::Landing { header, place, .. } => left_after(*place, *header, block_len),
+            State::Discarding { left, .. } => *left,
+        };
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(LOW_WATER);
+        if wanted != self.low_water {
+            set_receive_low_water(&self.connection.socket, wanted)?;
+            self.low_water = wanted;
         }
         Ok(())
     }

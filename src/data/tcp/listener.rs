@@ -8,7 +8,7 @@ use std::time::Duration;
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::admission::Admission;
-use super::frame::{Answer, Hello, HelloRefusal, MAX_TOKEN_LEN, VERSION};
+use super::frame::{Answer, Hello, HelloRefusal, VERSION};
 use super::inbound::Inbound;
 use super::reactor::{Connection, Fill, LISTENER, Outbox, Reactor, Route, fill};
 use super::sys::{ConnectionId, Interest};
@@ -103,7 +103,10 @@ impl Listener {
             Ok(connection) => {
                 let deadline = reactor.set_deadline(connection.id, reactor.config.hello_timeout);
                 let id = connection.id;
-                self.greetings.insert(id, Greeting { connection, from, deadline, bytes: Vec::new(), got: 0 });
+                self.greetings.insert(
+                    id,
+                    Greeting { connection, from, deadline, hello: None, bytes: Vec::new(), got: 0 },
+                );
             }
             Err(error) => log::warn!("tcp: a data connection cannot be used: {error}"),
         }
@@ -161,6 +164,8 @@ struct Greeting {
     connection: Connection,
     from: Option<SocketAddr>,
     deadline: Timestamp,
+    /// Known once the fixed part is complete; the token follows.
+    hello: Option<Hello>,
     bytes: Vec<u8>,
     got: usize,
 }
@@ -172,9 +177,8 @@ impl Greeting {
 
     /// `None`: more has to come.
     fn read(&mut self) -> std::result::Result<Option<Hello>, String> {
-        let mut hello = None;
-        let mut needed = Hello::LEN;
         loop {
+            let needed = Hello::LEN + self.hello.map_or(0, |hello| hello.token_len);
             self.bytes.resize(needed, 0);
             let filled = fill(&self.connection.socket, &mut self.bytes, &mut self.got);
             if !Hello::may_begin_with(self.bytes.get(..self.got).unwrap_or_default()) {
@@ -183,11 +187,9 @@ impl Greeting {
             match filled.map_err(|error| error.to_string())? {
                 Fill::Ended => return Err("it closed before its hello was complete".to_owned()),
                 Fill::Blocked => return Ok(None),
-                Fill::Complete if hello.is_some() => return Ok(hello),
+                Fill::Complete if self.hello.is_some() => return Ok(self.hello),
                 Fill::Complete => {
-                    let decoded = Hello::decode(&self.bytes).map_err(|error| error.to_string())?;
-                    needed = Hello::LEN + decoded.token_len.min(MAX_TOKEN_LEN);
-                    hello = Some(decoded);
+                    self.hello = Some(Hello::decode(&self.bytes).map_err(|error| error.to_string())?);
                 }
             }
         }

@@ -89,6 +89,7 @@ pub(super) struct Peer {
     target: Target,
     slots: Vec<Slot>,
     registered: bool,
+    /// In order; see [`Self::tidy_line`].
     waiting: VecDeque<TransferId>,
     transfers: HashMap<TransferId, Transfer>,
     fruitless_losses: usize,
@@ -315,9 +316,7 @@ impl Peer {
                     if continued.is_none() {
                         transfer.begun += plan.count;
                         transfer.unacked_frames += 1;
-                        if !transfer.is_waiting() {
-                            self.waiting.pop_front();
-                        }
+                        self.tidy_line();
                     }
                     budget = budget.saturating_sub(moved.bytes);
                     if moved.short {
@@ -396,7 +395,17 @@ impl Peer {
             }
         }
         if some_failed {
-            self.waiting.retain(|id| self.transfers.get(id).is_some_and(Transfer::is_waiting));
+            self.tidy_line();
+        }
+    }
+
+    /// The first in line always waits. Those behind it may have failed: searching for them each time would let a peer that
+    /// cancels many transfers one by one hold up all others.
+    fn tidy_line(&mut self) {
+        while let Some(first) = self.waiting.front()
+            && !self.transfers.get(first).is_some_and(Transfer::is_waiting)
+        {
+            self.waiting.pop_front();
         }
     }
 

@@ -130,6 +130,17 @@ impl AsRawFd for EventFd {
     }
 }
 
+/// From how many waiting bytes on a socket counts as readable (`SO_RCVLOWAT`). Its end or error counts always, and
+/// so does a full buffer.
+pub(super) fn set_receive_low_water(socket: &impl AsRawFd, bytes: usize) -> io::Result<()> {
+    let value = i32::try_from(bytes).unwrap_or(i32::MAX);
+    let fd = socket.as_raw_fd();
+    // SAFETY: `value` lives across the call, which reads the four bytes that it is told of.
+    let result =
+        unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, (&raw const value).cast(), 4) };
+    check(result).map(drop)
+}
+
 /// Starts a thread on which every signal is blocked from its first instruction, so that the host's handlers run on
 /// the host's threads.
 pub fn spawn_without_signals(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {

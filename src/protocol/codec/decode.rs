@@ -170,8 +170,8 @@ impl<'a> Form<'_, 'a> {
     }
 
     fn extension(&self, value: Value<'a>) -> Reading<Extension> {
-        const NAMES: [&str; 6] =
-            ["version", "instance", "dialed_as", "dialed_as_echo", "transports", "features"];
+        const NAMES: [&str; 7] =
+            ["version", "instance", "dialed_as", "dialed_as_echo", "answers", "transports", "features"];
         let fields = value.map("p2pkv.", &NAMES, self.limits.nesting)?;
         let instance = fields.required("instance")?.read(|token| token.bin(16..=16))?;
         let (tcp, nixl) = match fields.optional("transports") {
@@ -185,6 +185,10 @@ impl<'a> Form<'_, 'a> {
             instance: Instance(narrow(instance)?),
             dialed_as: optional_text(&fields, "dialed_as")?,
             dialed_as_echo: optional_text(&fields, "dialed_as_echo")?,
+            answers: fields
+                .optional("answers")
+                .map(|value| value.read(|token| token.bin(0..=MAX_TOKEN)).map(<[u8]>::to_vec))
+                .transpose()?,
             tcp,
             nixl,
             features: fields.optional("features").map_or(Ok(Vec::new()), features)?,

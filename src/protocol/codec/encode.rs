@@ -51,6 +51,9 @@ fn put_extension(map: &mut MapWriter, extension: &Extension) {
     map.key("instance").bin(&extension.instance.0);
     optional_text(map, "dialed_as", extension.dialed_as.as_deref());
     optional_text(map, "dialed_as_echo", extension.dialed_as_echo.as_deref());
+    if let Some(token) = &extension.answers {
+        map.key("answers").bin(token);
+    }
     map.key("transports").map(|map| {
         if let Some(tcp) = &extension.tcp {
             map.key("tcp").map(|map| put_tcp(map, tcp));

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::protocol::client::NewLoad;
-use crate::protocol::context::Cause;
+use crate::protocol::context::{Cause, Waiters};
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{BlockIndex, JobId, KvRequestId, RequestId, SessionId};
 use crate::protocol::job::{JobFlags, JobKind, LookupState, OffloadPolicy, Outcome, UnpublishState};
@@ -351,7 +351,7 @@ impl Manager {
 
     fn meet_wanted(&mut self, keys: KeysView<'_>) {
         for key in keys.iter() {
-            let Some(waiters) = self.cx.wanted.get(key).cloned() else { continue };
+            let Some(waiters) = self.cx.wanted.get(key).map(Waiters::to_vec) else { continue };
             for (session, id, round) in waiters {
                 self.with_session(session, |session, cx| session.server.on_published(cx, &id, round, key));
             }

@@ -128,15 +128,28 @@ impl Manager {
             }
         };
         match (living, message) {
+            (_, Message::Connect(connect)) if self.is_stale(living, &connect) => {
+                log::debug!("peer {peer}: ignored its answer to a session that is over");
+                self.cx.stats.messages_late += 1;
+            }
             (Some(session), Message::Connect(connect)) => self.on_connect(session, connect),
             (Some(session), message) => self.dispatch(session, message),
             (None, Message::Connect(connect)) => self.on_first_connect(peer, connect),
             (None, _) => {
                 // Not heard by any session: perhaps meant for one that is gone. Our `connect` tells the peer so.
                 self.cx.stats.messages_late += 1;
-                self.answer(peer, None);
+                self.answer(peer, Origin::Answered { dialed_as: None, token: None });
             }
         }
+    }
+
+    /// A `connect` that answers one of a session of ours that has died. The data plane that it names ends with the
+    /// session that sent it; what answers the living session is still to come.
+    fn is_stale(&self, living: Option<SessionId>, connect: &Connect) -> bool {
+        let answers = connect.extension.as_ref().and_then(|extension| extension.answers.as_deref());
+        let unheard = living.and_then(|id| self.sessions.get(&id)).is_none_or(Session::is_unheard);
+        let ours = |token: &[u8]| self.sessions.values().any(|s| !s.is_dying() && s.has_token(token));
+        unheard && answers.is_some_and(|token| !ours(token))
     }
 
     fn on_unknown(&mut self, peer: &PeerId, kind: &str) {
@@ -146,16 +159,15 @@ impl Manager {
         self.cx.stats.messages_dropped += 1;
     }
 
-    /// We dialled ourselves under another name.
+    /// We dialled ourselves under another name, if it is really we who say so: anyone can call himself by our name.
     fn on_message_from_self(&mut self, decoded: Result<Decoded, CodecError>) {
         self.cx.stats.messages_dropped += 1;
         let Ok(Decoded::Message(Message::Connect(connect))) = decoded else { return };
-        let Some(dialed) = connect.extension.as_ref().and_then(|extension| extension.dialed_as.as_deref())
-        else {
-            return;
-        };
+        let ours = connect.extension.as_ref().filter(|theirs| theirs.instance == self.cx.config.instance);
+        let Some(dialed) = ours.and_then(|extension| extension.dialed_as.as_deref()) else { return };
         if let Ok(peer) = PeerId::parse(dialed)
             && let Some(session) = self.by_peer.get(&peer).copied()
+            && self.sessions.get(&session).is_some_and(Session::is_unheard)
         {
             let text = format!("it is this tier itself, which calls itself {}", self.cx.config.local_id);
             self.kill(session, Cause::new(Outcome::Incompatible, text), false);
@@ -172,14 +184,20 @@ impl Manager {
             self.aliases.insert(peer.clone(), session);
             return self.on_connect(session, connect);
         }
-        let dialed_as = connect.extension.as_ref().and_then(|extension| extension.dialed_as.clone());
-        if let Some(session) = self.answer(peer, dialed_as) {
+        if let Some(session) = self.answer_to(peer, &connect) {
             self.on_connect(session, connect);
         }
     }
 
-    fn answer(&mut self, peer: &PeerId, dialed_as: Option<String>) -> Option<SessionId> {
-        let session = self.open(peer, Origin::Answered { dialed_as });
+    fn answer_to(&mut self, peer: &PeerId, connect: &Connect) -> Option<SessionId> {
+        let extension = connect.extension.as_ref();
+        let dialed_as = extension.and_then(|extension| extension.dialed_as.clone());
+        let token = extension.and_then(|extension| extension.tcp.as_ref()).map(|tcp| tcp.token.clone());
+        self.answer(peer, Origin::Answered { dialed_as, token })
+    }
+
+    fn answer(&mut self, peer: &PeerId, origin: Origin) -> Option<SessionId> {
+        let session = self.open(peer, origin);
         if session.is_none() {
             self.cx.stats.messages_dropped += 1;
             log::warn!(
@@ -226,8 +244,7 @@ impl Manager {
         let Some(peer) = self.sessions.get(&session).map(|session| session.peer.clone()) else { return };
         let alias = self.aliases.iter().find(|(_, other)| **other == session).map(|(name, _)| name.clone());
         self.kill(session, Cause::new(Outcome::PeerLost, "the peer restarted"), false);
-        let dialed_as = connect.extension.as_ref().and_then(|extension| extension.dialed_as.clone());
-        if let Some(next) = self.answer(&peer, dialed_as) {
+        if let Some(next) = self.answer_to(&peer, &connect) {
             if let Some(alias) = alias {
                 self.aliases.insert(alias, next);
             }

@@ -208,11 +208,11 @@ impl ServerRole {
     }
 
     /// A fetch closes its round: what is still open of its lookups is a miss.
-    pub fn settle_lookups_of_round(&mut self, cx: &mut Context, round_name: &(KvRequestId, RoundSeq)) {
-        for name in self.lookup_names(&round_name.0) {
-            if name.1 == round_name.1 {
-                self.on_serve_deadline(cx, &name.0, name.1, name.2);
-            }
+    pub fn settle_lookups_of_round(&mut self, cx: &mut Context, (id, round): &(KvRequestId, RoundSeq)) {
+        let names = (id.clone(), *round, ServeId(0))..=(id.clone(), *round, ServeId(u64::MAX));
+        let open: Vec<ServeId> = self.lookups.range(names).map(|((_, _, serve), _)| *serve).collect();
+        for serve in open {
+            self.on_serve_deadline(cx, id, *round, serve);
         }
     }
 
