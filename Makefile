@@ -48,6 +48,8 @@ install: $(RELEASE)/libp2pkv.so ## library, header and pkg-config file below PRE
 requirements: ## check for what the build needs; as root on Debian/Ubuntu, install it
 	scripts/requirements.sh build
 
+include examples-c/llama/llama.mk
+
 clean: ## remove everything that was built
 	$(CARGO) clean
 	rm -rf build

@@ -69,6 +69,7 @@ step "docs" env RUSTDOCFLAGS=-Dwarnings "$cargo" doc --locked --no-deps
 step "rust tests" rust_tests
 step "release build" release
 step "C and Python" python_tests
+step "llama.cpp" make --no-print-directory llama-check
 
 echo
 sed -n "s/^\(test_[^ ]*\).* skipped '\(.*\)'$/skipped: \1: \2/p" "$logs/C-and-Python.log"

@@ -73,7 +73,7 @@ fn an_answer_to_a_dead_session_is_ignored_and_the_next_one_is_taken() {
     // The producer hears of it only after the consumer has given it up.
     consumer.handle_timeout(at(30_000));
     dial(&mut consumer, at(30_000), "second");
-    let second = drain(&mut consumer).0.remove(0);
+    let second = drain(&mut consumer).0.pop().unwrap();
 
     hear(&mut producer, at(30_001), CONSUMER, Message::Connect(first));
     let stale = drain(&mut producer).0.remove(0);

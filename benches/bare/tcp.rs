@@ -8,49 +8,70 @@ use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd;
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 const VECTORS_PER_CALL: usize = 1024;
 const BYTES_PER_CALL: usize = 1 << 20;
 
-/// Moves `blocks` blocks of `block_len` bytes, scattered at both sides, over `streams` connections. In GB/s.
-#[allow(clippy::disallowed_methods)] // a measurement reads the clock
-pub fn run(block_len: usize, blocks: usize, streams: usize) -> f64 {
-    let source = vec![0xA5_u8; block_len * blocks];
-    let target = vec![1_u8; block_len * blocks];
-    let sources = scattered(&source, block_len, 0x9E37_79B9);
-    let targets = scattered(&target, block_len, 0x85EB_CA6B);
-    let pairs: Vec<(TcpStream, TcpStream)> = (0..streams).map(|_| connected_pair().unwrap()).collect();
-    let share = blocks.div_ceil(streams);
+/// Two regions of one process and the connections between them.
+pub struct Bare {
+    block_len: usize,
+    source: Vec<u8>,
+    target: Vec<u8>,
+    /// Addresses of the blocks, scattered, in the order in which they are moved.
+    from: Vec<usize>,
+    to: Vec<usize>,
+    pairs: Vec<(TcpStream, TcpStream)>,
+}
 
-    let seconds = thread::scope(|scope| {
-        let mut senders = Vec::new();
-        let mut starts = Vec::new();
-        for (index, (sender, mut receiver)) in pairs.into_iter().enumerate() {
-            let of_stream = |list: &[usize]| -> Vec<usize> {
-                list.iter().copied().skip(index * share).take(share).collect()
-            };
-            let (mine, theirs) = (of_stream(&sources), of_stream(&targets));
-            scope.spawn(move || {
-                move_blocks(&theirs, block_len, |vectors| receive(&receiver, vectors)).unwrap();
-                receiver.write_all(&[1]).unwrap();
-            });
-            let (start, started) = std::sync::mpsc::channel::<()>();
-            starts.push(start);
-            senders.push(scope.spawn(move || {
-                started.recv().unwrap();
-                let mut sender = sender;
-                move_blocks(&mine, block_len, |vectors| send(&sender, vectors)).unwrap();
-                sender.read_exact(&mut [0]).unwrap();
-            }));
-        }
-        let begin = Instant::now();
-        starts.iter().for_each(|start| start.send(()).unwrap());
-        senders.into_iter().for_each(|sender| sender.join().unwrap());
-        begin.elapsed().as_secs_f64()
-    });
-    assert!(target == source, "the bare program moved wrong bytes");
-    (block_len * blocks) as f64 / seconds / 1e9
+impl Bare {
+    pub fn new(block_len: usize, blocks: usize, streams: usize) -> Bare {
+        let source = vec![0xA5; block_len * blocks];
+        let target = vec![0; block_len * blocks];
+        let from = scattered(&source, block_len, 0x9E37_79B9);
+        let to = scattered(&target, block_len, 0x85EB_CA6B);
+        let pairs = (0..streams).map(|_| connected_pair().unwrap()).collect();
+        Bare { block_len, source, target, from, to, pairs }
+    }
+
+    /// Before each run: the target's pages are there, and hold nothing of the source.
+    pub fn clear(&mut self) {
+        self.target.fill(1);
+    }
+
+    /// Moves all blocks; how long that took.
+    #[allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
+    pub fn run(&self) -> Duration {
+        let share = self.from.len().div_ceil(self.pairs.len());
+        let shares = self.from.chunks(share).zip(self.to.chunks(share));
+        let block_len = self.block_len;
+        thread::scope(|scope| {
+            let mut senders = Vec::new();
+            let mut starts = Vec::new();
+            for ((sender, receiver), (from, to)) in self.pairs.iter().zip(shares) {
+                scope.spawn(move || {
+                    move_blocks(to, block_len, |vectors| receive(receiver, vectors)).unwrap();
+                    (&*receiver).write_all(&[1]).unwrap();
+                });
+                let (start, started) = std::sync::mpsc::channel::<()>();
+                starts.push(start);
+                senders.push(scope.spawn(move || {
+                    started.recv().unwrap();
+                    move_blocks(from, block_len, |vectors| send(sender, vectors)).unwrap();
+                    (&*sender).read_exact(&mut [0]).unwrap();
+                }));
+            }
+            let begin = Instant::now();
+            starts.iter().for_each(|start| start.send(()).unwrap());
+            senders.into_iter().for_each(|sender| sender.join().unwrap());
+            begin.elapsed()
+        })
+    }
+
+    /// After each run.
+    pub fn check(&self) {
+        assert!(self.target == self.source, "the bare program moved wrong bytes");
+    }
 }
 
 /// Addresses of the region's blocks in a shuffled order.

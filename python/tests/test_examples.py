@@ -198,7 +198,7 @@ with p2pkv.Tier(p2pkv.Region.alloc(BLOCKS * BLOCK_LEN), BLOCK_LEN) as tier:
 """
 
 
-class KilledPeerTest(BuiltProgramsTest):
+class BadPeerTest(BuiltProgramsTest):
     """An example whose peer is killed says so and ends, not with success, long before any timeout."""
 
     SOON_S = 10.0
@@ -229,6 +229,13 @@ class KilledPeerTest(BuiltProgramsTest):
         fetch = start(self.path("03_fetch"), "127.0.0.1", port, self.text)
         self.assertEqual(server.wait(WAIT_S), -signal.SIGKILL)
         self.assert_ended(fetch, 1, [f"fetch-1: PEER_LOST: peer 127.0.0.1:{port}: .+"], self.SOON_S)
+
+    def test_fetch_says_so_when_a_server_has_wrong_bytes(self) -> None:
+        _, port = self.peer("serve")
+        one_round = self.path("one_round")
+        one_round.write_bytes(self.text.read_bytes()[: 100 * 16])
+        fetch = start(self.path("03_fetch"), "127.0.0.1", port, one_round)
+        self.assert_ended(fetch, 1, [r"100 +6553600 .* 100 +0  WRONG"])
 
     def test_decode_ends_when_the_prefiller_is_killed(self) -> None:
         prefiller, port = self.peer("prefill")

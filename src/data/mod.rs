@@ -108,11 +108,14 @@ pub enum DataEvent {
     /// The transfer ended otherwise: from here on it neither writes remotely nor reads the local blocks.
     /// `decisive`: the peer is known to be gone or to refuse everything, no need to try again.
     TransferFailed { transfer: TransferId, reason: String, decisive: bool },
+    /// The transfer ended early since one of both sides had given it up: as `TransferFailed`, but it says nothing
+    /// against the peer's data plane.
+    TransferUnwanted { transfer: TransferId, reason: String },
 }
 
 /// One way to move blocks.
 ///
-/// Every transfer that was posted ends in exactly one `TransferDone` or `TransferFailed`, also after `cancel` and
+/// Every transfer that was posted ends in exactly one `TransferDone`, `TransferFailed` or `TransferUnwanted`, also after `cancel` and
 /// `drop_peer`, and until then its local blocks may be read.
 pub trait DataTransport: Send {
     fn kind(&self) -> TransportKind;

@@ -16,16 +16,14 @@
 //! load that was reported stays known until its `abort_ack`, so that its round is not used again meanwhile.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::Range;
 use std::time::Duration;
-
-use foldhash::quality::FixedState;
-use hashbrown::HashMap;
-use hashbrown::hash_map::EntryRef;
 
 use super::context::{Cause, Context, TimerKey};
 use super::ids::{BlockIndex, JobId, KvRequestId, LoadToken, RoundSeq, SessionId};
 use super::job::{JobFlags, LookupState, Outcome};
-use super::keys::{Key, KeyBatch, KeysView};
+use super::key_table::KeyTable;
+use super::keys::{KeyBatch, KeysView};
 use super::message::{AbortFetch, Fetch, Lookup, LookupResp, Message};
 use super::output::Output;
 use super::timer::Timestamp;
@@ -46,11 +44,14 @@ pub struct ClientRole {
 #[derive(Debug)]
 struct ConsumerRequest {
     round: RoundSeq,
-    probes: HashMap<Key, Probe, FixedState>,
-    /// Registered since the last flush, in order.
-    unsent: KeyBatch,
-    /// Lookups sent and not answered, oldest first: an answer names no round, only its keys.
-    awaiting: VecDeque<KeyBatch>,
+    /// The keys looked up in this round; those from `unsent` on since the last flush.
+    asked: KeyTable,
+    unsent: usize,
+    /// What is known of each of `asked`.
+    probes: Vec<Probe>,
+    /// Which of `asked` were sent in one lookup that is not answered, oldest first: an answer names no round, only its
+    /// keys.
+    awaiting: VecDeque<Range<usize>>,
     lookup_timeout: Duration,
     lookup_deadline: Option<Timestamp>,
     /// The peer may hold pins of a lookup that no fetch has closed.
@@ -167,9 +168,7 @@ impl ClientRole {
     /// Whether a key of the id was looked up and not answered.
     #[must_use]
     pub fn has_open_lookups(&self, id: &KvRequestId) -> bool {
-        self.requests
-            .get(id)
-            .is_some_and(|request| !request.awaiting.is_empty() || !request.unsent.is_empty())
+        self.requests.get(id).is_some_and(|request| !request.awaiting.is_empty() || request.has_unsent())
     }
 
     /// Whether a load of the id is open.
@@ -198,22 +197,14 @@ impl ClientRole {
         }
         let request = self.request(cx, id);
         request.lookup_timeout = timeout;
-        let nothing_unsent = request.unsent.is_empty();
-        for (key, state) in keys.iter().zip(states) {
-            *state = match request.probes.entry_ref(key) {
-                EntryRef::Occupied(probe) => match probe.get() {
-                    Probe::Asked => LookupState::Retry,
-                    Probe::Hit => LookupState::Hit,
-                    Probe::Miss => LookupState::Miss,
-                },
-                EntryRef::Vacant(vacant) => {
-                    let known = if request.unsent.push(key) { Probe::Asked } else { Probe::Miss };
-                    vacant.insert_with_key(Key::new(key), known);
-                    LookupState::Retry
-                }
-            };
+        let nothing_unsent = !request.has_unsent();
+        if request.probes.is_empty() {
+            request.asked.reserve(keys.len());
         }
-        if nothing_unsent && !request.unsent.is_empty() {
+        for (key, state) in keys.iter().zip(states) {
+            *state = request.look_up(key);
+        }
+        if nothing_unsent && request.has_unsent() {
             self.unflushed.push(id.clone());
         }
     }
@@ -221,8 +212,9 @@ impl ClientRole {
     fn request(&mut self, cx: &Context, id: &KvRequestId) -> &mut ConsumerRequest {
         self.requests.entry(id.clone()).or_insert_with(|| ConsumerRequest {
             round: RoundSeq::FIRST,
-            probes: HashMap::with_hasher(cx.hasher()),
-            unsent: KeyBatch::new(),
+            asked: KeyTable::new(cx.hasher()),
+            unsent: 0,
+            probes: Vec::new(),
             awaiting: VecDeque::new(),
             lookup_timeout: cx.config.timeouts.lookup,
             lookup_deadline: None,
@@ -236,12 +228,14 @@ impl ClientRole {
     pub fn flush_lookups(&mut self, cx: &mut Context, ready: bool) {
         for id in std::mem::take(&mut self.unflushed) {
             let Some(request) = self.requests.get_mut(&id) else { continue };
-            let keys = std::mem::take(&mut request.unsent);
-            if keys.is_empty() {
+            if !request.has_unsent() {
                 continue;
             }
-            for keys in split_to_messages(keys, cx) {
-                request.awaiting.push_back(keys.clone());
+            for keys in split_to_messages(request.asked.keys().part(request.unsent..request.probes.len()), cx)
+            {
+                let sent = request.unsent + keys.len();
+                request.awaiting.push_back(request.unsent..sent);
+                request.unsent = sent;
                 let lookup = Lookup { kv_request_id: id.clone(), keys, round_seq: request.round };
                 cx.say(self.session, Message::Lookup(lookup));
                 cx.stats.lookups_sent += 1;
@@ -267,7 +261,7 @@ impl ClientRole {
         self.never_answered = true;
         self.unflushed.clear();
         for (id, request) in &mut self.requests {
-            request.probes.values_mut().for_each(|probe| *probe = Probe::Miss);
+            request.probes.fill(Probe::Miss);
             request.forget_lookups(cx, self.session, id);
             request.peer_lookup_open = false;
         }
@@ -277,7 +271,7 @@ impl ClientRole {
     #[must_use]
     pub fn first_unconfirmed(&self, id: &KvRequestId, keys: KeysView<'_>) -> Option<usize> {
         let Some(request) = self.requests.get(id) else { return (!keys.is_empty()).then_some(0) };
-        keys.iter().position(|key| request.probes.get(key) != Some(&Probe::Hit))
+        keys.iter().position(|key| request.probe(key) != Some(Probe::Hit))
     }
 
     /// Opens a load: its `fetch` closes the round, the next one begins.
@@ -289,8 +283,7 @@ impl ClientRole {
         let round = request.round;
         request.round = round.next();
         request.peer_lookup_open = false;
-        request.probes.clear();
-        request.forget_lookups(cx, session, new.kv_request_id);
+        request.forget_round(cx, session, new.kv_request_id);
         let fetch = Fetch {
             kv_request_id: new.kv_request_id.clone(),
             keys: KeyBatch::from(new.keys),
@@ -310,21 +303,19 @@ impl ClientRole {
     /// The answer to the oldest unanswered lookup with exactly these keys. Anything else is junk and changes nothing.
     pub fn on_lookup_resp(&mut self, cx: &mut Context, resp: &LookupResp) {
         let matched = self.requests.get_mut(&resp.kv_request_id).and_then(|request| {
-            let position = request.awaiting.iter().position(|keys| *keys == resp.keys)?;
-            request.awaiting.remove(position)?;
-            Some(request)
+            let is_asked = |sent: &Range<usize>| request.asked.keys().part_is(sent.clone(), &resp.keys);
+            let position = request.awaiting.iter().position(is_asked)?;
+            let answered = request.awaiting.remove(position)?;
+            Some((request, answered))
         });
-        let Some(request) = matched else {
+        let Some((request, answered)) = matched else {
             cx.stats.messages_late += 1;
             return;
         };
-        for (key, hit) in resp.keys.iter().zip(&resp.hits) {
-            if let Some(probe) = request.probes.get_mut(key)
-                && *probe == Probe::Asked
-            {
-                *probe = if *hit { Probe::Hit } else { Probe::Miss };
-                *if *hit { &mut cx.stats.keys_hit } else { &mut cx.stats.keys_missed } += 1;
-            }
+        // Each key was sent once, so the answers stand in the order of the probes.
+        for (probe, hit) in request.probes.get_mut(answered).into_iter().flatten().zip(&resp.hits) {
+            *probe = if *hit { Probe::Hit } else { Probe::Miss };
+            *if *hit { &mut cx.stats.keys_hit } else { &mut cx.stats.keys_missed } += 1;
         }
         request.disarm_lookup_deadline(cx, self.session, &resp.kv_request_id);
         if !request.awaiting.is_empty() {
@@ -514,9 +505,7 @@ impl ClientRole {
         let session = self.session;
         let Some(request) = self.requests.get_mut(id) else { return };
         request.finished = true;
-        request.probes.clear();
-        request.unsent.clear();
-        request.forget_lookups(cx, session, id);
+        request.forget_round(cx, session, id);
         let owes_end = std::mem::take(&mut request.peer_lookup_open);
         let next_round = request.round;
         let rounds: Vec<RoundSeq> = request.loads.keys().copied().collect();
@@ -546,8 +535,7 @@ impl ClientRole {
         let mut live: Vec<(KvRequestId, RoundSeq)> = Vec::new();
         for (id, request) in &mut self.requests {
             request.finished = true;
-            request.probes.clear();
-            request.forget_lookups(cx, session, id);
+            request.forget_round(cx, session, id);
             live.extend(request.loads.keys().map(|round| (id.clone(), *round)));
         }
         self.requests.retain(|_, request| !request.loads.is_empty());
@@ -601,9 +589,41 @@ impl ConsumerRequest {
         }
     }
 
-    /// Answers still to come belong to a round that is over.
+    fn has_unsent(&self) -> bool {
+        self.unsent < self.probes.len()
+    }
+
+    fn look_up(&mut self, key: &[u8]) -> LookupState {
+        let hash = self.asked.hash(key);
+        if let Some(known) = self.asked.find(hash, key) {
+            return match self.probes.get(known) {
+                Some(Probe::Asked) => LookupState::Retry,
+                Some(Probe::Hit) => LookupState::Hit,
+                Some(Probe::Miss) | None => LookupState::Miss,
+            };
+        }
+        if !self.asked.add(hash, key) {
+            return LookupState::Miss;
+        }
+        self.probes.push(Probe::Asked);
+        LookupState::Retry
+    }
+
+    fn probe(&self, key: &[u8]) -> Option<Probe> {
+        let number = self.asked.find(self.asked.hash(key), key)?;
+        self.probes.get(number).copied()
+    }
+
+    /// The next round begins, or none: what was looked up is void.
+    fn forget_round(&mut self, cx: &mut Context, session: SessionId, id: &KvRequestId) {
+        self.asked.clear();
+        self.probes.clear();
+        self.forget_lookups(cx, session, id);
+    }
+
+    /// Answers still to come change nothing any more.
     fn forget_lookups(&mut self, cx: &mut Context, session: SessionId, id: &KvRequestId) {
-        self.unsent.clear();
+        self.unsent = self.probes.len();
         self.awaiting.clear();
         self.disarm_lookup_deadline(cx, session, id);
     }

@@ -149,7 +149,7 @@ impl Context {
         let hasher = || FixedState::with_seed(config.table_seed);
         Context {
             now: Timestamp::ZERO,
-            directory: Directory::new(config.table_seed),
+            directory: Directory::new(hasher()),
             jobs: HashMap::with_hasher(hasher()),
             loads: HashMap::with_hasher(hasher()),
             outputs: VecDeque::new(),

@@ -1,6 +1,7 @@
 //! Keys: opaque bytes that name a block's content. Many at a time, without an allocation each.
 
 use std::borrow::Borrow;
+use std::ops::Range;
 
 use smallvec::SmallVec;
 
@@ -128,6 +129,33 @@ impl KeyBatch {
         self.bytes.get(start..end)
     }
 
+    /// A copy of the keys at these positions; as far as there are any.
+    #[must_use]
+    pub fn part(&self, positions: Range<usize>) -> KeyBatch {
+        let Some((start, bytes, ends)) = self.span(positions) else { return KeyBatch::new() };
+        KeyBatch { bytes: bytes.to_vec(), ends: ends.iter().map(|end| end - start).collect() }
+    }
+
+    /// Whether the keys at these positions are `other`, in the same order.
+    #[must_use]
+    pub fn part_is(&self, positions: Range<usize>, other: &KeyBatch) -> bool {
+        self.span(positions).is_some_and(|(start, bytes, ends)| {
+            let same_lengths = || ends.iter().zip(&other.ends).all(|(ours, theirs)| ours - start == *theirs);
+            ends.len() == other.ends.len() && bytes == other.bytes && same_lengths()
+        })
+    }
+
+    /// Where the keys at these positions begin, their bytes, and where each ends.
+    fn span(&self, positions: Range<usize>) -> Option<(u32, &[u8], &[u32])> {
+        let start = match positions.start.checked_sub(1) {
+            Some(previous) => *self.ends.get(previous)?,
+            None => 0,
+        };
+        let ends = self.ends.get(positions)?;
+        let end = ends.last().copied().unwrap_or(start);
+        Some((start, self.bytes.get(start as usize..end as usize)?, ends))
+    }
+
     /// The keys as views, one for each run of neighbours of the same length.
     pub fn runs(&self) -> impl Iterator<Item = KeysView<'_>> {
         let mut first = 0;
@@ -157,18 +185,27 @@ impl KeyBatch {
 impl<'a> FromIterator<&'a [u8]> for KeyBatch {
     fn from_iter<I: IntoIterator<Item = &'a [u8]>>(keys: I) -> Self {
         let mut batch = KeyBatch::new();
+        batch.extend(keys);
+        batch
+    }
+}
+
+/// Takes keys as long as there is room.
+impl<'a> Extend<&'a [u8]> for KeyBatch {
+    fn extend<I: IntoIterator<Item = &'a [u8]>>(&mut self, keys: I) {
         for key in keys {
-            if !batch.push(key) {
+            if !self.push(key) {
                 break;
             }
         }
-        batch
     }
 }
 
 impl From<KeysView<'_>> for KeyBatch {
     fn from(keys: KeysView<'_>) -> Self {
-        keys.iter().collect()
+        let mut batch = KeyBatch::with_capacity(keys.len(), keys.as_bytes().len());
+        batch.extend(keys.iter());
+        batch
     }
 }
 
@@ -184,6 +221,21 @@ mod tests {
         assert_eq!(batch.iter().collect::<Vec<_>>(), keys);
         assert_eq!((0..4).map(|i| batch.get(i).unwrap()).collect::<Vec<_>>(), keys);
         assert_eq!(batch.get(4), None);
+    }
+
+    #[test]
+    fn a_part_is_the_keys_at_its_positions() {
+        let keys: [&[u8]; 4] = [b"aa", b"b", b"ccc", b"d"];
+        let batch: KeyBatch = keys.into_iter().collect();
+        for (start, end) in [(0, 0), (0, 4), (1, 3), (3, 4), (4, 4)] {
+            let part = batch.part(start..end);
+            assert_eq!(part.iter().collect::<Vec<_>>(), keys[start..end]);
+            assert!(batch.part_is(start..end, &part));
+        }
+        assert!(batch.part(3..5).is_empty());
+        let same_bytes: KeyBatch = [&b"bc"[..], b"cc"].into_iter().collect();
+        assert!(!batch.part_is(1..3, &same_bytes));
+        assert!(!batch.part_is(1..4, &batch.part(1..3)));
     }
 
     #[test]

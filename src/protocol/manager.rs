@@ -16,7 +16,7 @@ use std::time::Duration;
 use super::config::CoreConfig;
 use super::context::{Cause, Context, RoundName, TimerKey};
 use super::ids::{KvRequestId, LoadToken, PeerId, RequestId, SessionId, TransferId};
-use super::job::{OffloadPolicy, PeerState, Stats};
+use super::job::{OffloadPolicy, Outcome, PeerState, Stats};
 use super::output::Output;
 use super::params::Roles;
 use super::session::Session;
@@ -201,7 +201,9 @@ impl Manager {
         if let Some((session, id, round)) = self.cx.transfers.remove(&transfer) {
             let mut fault = None;
             self.with_session(session, |session, cx| {
-                session.server.on_transfer_failed(cx, &id, round, transfer, why);
+                let text = format!("a transfer of the round failed: {why}");
+                let cause = Cause::new(Outcome::TransportFailed, text);
+                session.server.on_transfer_failed(cx, &id, round, transfer, cause);
                 fault = session.on_transfer_failed(why, decisive);
             });
             self.cx.touched.push(session);
@@ -213,12 +215,22 @@ impl Manager {
         self.after_input();
     }
 
+    /// The transfer was given up, by us or by its receiver: its round ends, the peer is well.
+    pub fn handle_transfer_unwanted(&mut self, now: Timestamp, transfer: TransferId, why: &str) {
+        self.cx.now = now;
+        if let Some((session, id, round)) = self.cx.transfers.remove(&transfer) {
+            let cause = Cause::new(Outcome::Aborted, format!("a transfer of the round was given up: {why}"));
+            self.with_session(session, |session, cx| {
+                session.server.on_transfer_failed(cx, &id, round, transfer, cause);
+            });
+            self.cx.touched.push(session);
+        }
+        self.after_input();
+    }
+
     pub fn handle_peer_fault(&mut self, now: Timestamp, session: SessionId, why: &str) {
         self.cx.now = now;
-        self.fault(
-            session,
-            Cause::new(super::job::Outcome::TransportFailed, format!("data plane fault: {why}")),
-        );
+        self.fault(session, Cause::new(Outcome::TransportFailed, format!("data plane fault: {why}")));
         self.after_input();
     }
 

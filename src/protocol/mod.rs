@@ -11,6 +11,7 @@ pub mod error;
 pub mod fingerprint;
 pub mod ids;
 pub mod job;
+pub mod key_table;
 pub mod keys;
 pub mod manager;
 pub mod message;

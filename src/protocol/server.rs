@@ -4,6 +4,7 @@
 
 mod lookups;
 mod round;
+mod supply;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -245,13 +246,12 @@ impl ServerRole {
         id: &KvRequestId,
         round: RoundSeq,
         transfer: TransferId,
-        why: &str,
+        cause: Cause,
     ) {
         let name = (id.clone(), round);
         self.transfers_live -= 1;
         let Some(found) = self.rounds.get_mut(&name) else { return };
         found.transfer_ended(transfer);
-        let cause = Cause::new(Outcome::TransportFailed, format!("a transfer of the round failed: {why}"));
         self.end(cx, &name, cause, Reply::TransferDone);
     }
 

@@ -100,6 +100,9 @@ impl Core {
                 self.manager.handle_peer_refused(now, session, &reason)
             }
             DataEvent::TransferDone { transfer } => self.manager.handle_transfer_done(now, transfer),
+            DataEvent::TransferUnwanted { transfer, reason } => {
+                self.manager.handle_transfer_unwanted(now, transfer, &reason);
+            }
             DataEvent::TransferFailed { transfer, reason, decisive } => {
                 self.manager.handle_transfer_failed(now, transfer, &reason, decisive);
             }

@@ -36,6 +36,7 @@ use self::clock::Clock;
 use self::core::Core;
 use self::lock::{Guard, Lock};
 use self::poller::Poller;
+use self::progress::LONGEST_SLEEP;
 use self::results::ResultQueue;
 use self::serve::Serving;
 
@@ -195,7 +196,7 @@ impl Shared {
         answer
     }
 
-    /// Hands results to the engine, lets the lock go, and wakes the sleeper if something is due earlier now.
+    /// Hands results to the engine, lets the lock go, and wakes the sleeper if something is due before it wakes anyway.
     fn leave(&self, mut core: Guard<'_, Core>) {
         // What others are told, they are told before the lock is open: a job is at any time open in the core or in the
         // queue, and no older state of affairs overwrites a newer one.
@@ -209,7 +210,8 @@ impl Shared {
             self.poller.set_deadline(is_set.then(|| deadline.since(self.clock.now())));
         }
         drop(core);
-        if self.mode == ProgressMode::Thread && deadline < before {
+        let earlier = deadline < before && Timestamp::from_nanos(deadline) < self.clock.now() + LONGEST_SLEEP;
+        if self.mode == ProgressMode::Thread && earlier {
             self.poller.wake();
         }
     }

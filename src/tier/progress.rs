@@ -18,13 +18,17 @@ const INBOX_BYTES: usize = 1 << 20;
 /// Keys that the engine left open are asked about again so soon, where the progress thread serves.
 const SERVE_AGAIN: Duration = Duration::from_millis(2);
 
+/// The progress thread looks up so often even if nothing happens. So a deadline that lies further ahead, as that of
+/// every load and store does, need not wake it only to be noted.
+pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
 impl Shared {
     /// The progress thread's life.
     pub(super) fn run(&self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             while !self.stop.load(Ordering::Acquire) && !self.core.is_poisoned() {
                 self.progress();
-                self.sleep(None);
+                self.sleep(Some(LONGEST_SLEEP));
             }
         }));
         if outcome.is_err() || self.core.is_poisoned() {

@@ -85,6 +85,7 @@ impl Tier {
             config.handshake_timeout_ms = number(options, "handshake_ms");
             config.load_timeout_ms = number(options, "load_ms");
             config.store_timeout_ms = number(options, "store_ms");
+            config.unbound_store_timeout_ms = number(options, "unbound_store_ms");
             p2p_tier_new(&config, &mut tier)
         })?;
         Ok(Tier { tier, requests: BTreeMap::new(), region, block_len, calls: Vec::new(), polled: Vec::new() })

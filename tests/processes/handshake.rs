@@ -32,15 +32,19 @@ fn both_refuse(a: &Config, b: &Config, field: &str, values: [&str; 2]) {
     one_side_is_told(&mut engines);
 }
 
-/// The same when only one of them wants something of the other.
+/// The same when only one of them wants something of the other, as soon after an earlier refusal as can be: the
+/// connections of that one are still closing.
 fn one_side_is_told(engines: &mut [Engine; 2]) {
-    let [consumer, producer] = engines;
-    let start = Instant::now();
-    consumer.pull_from("again", producer.id());
-    consumer.load("again", 2, &[1], &[0]);
-    consumer.result().expect("INCOMPATIBLE");
-    assert!(start.elapsed() < QUICKLY, "{:?}", start.elapsed());
-    consumer.finish("again");
+    for attempt in 0..5 {
+        let [consumer, producer] = engines;
+        let start = Instant::now();
+        consumer.pull_from("again", producer.id());
+        consumer.load("again", 2, &[1], &[0]);
+        consumer.result().expect("INCOMPATIBLE");
+        assert!(start.elapsed() < Duration::from_secs(2), "attempt {attempt}: {:?}", start.elapsed());
+        consumer.finish("again");
+        engines.reverse();
+    }
 }
 
 #[test]

@@ -36,6 +36,7 @@ pub struct Config {
     pub handshake_ms: u64,
     pub load_ms: u64,
     pub store_ms: u64,
+    pub unbound_store_ms: u64,
 }
 
 impl Default for Config {
@@ -52,6 +53,7 @@ impl Default for Config {
             handshake_ms: 0,
             load_ms: 0,
             store_ms: 0,
+            unbound_store_ms: 0,
         }
     }
 }
@@ -153,6 +155,7 @@ impl Engine {
             "handshake_ms": config.handshake_ms,
             "load_ms": config.load_ms,
             "store_ms": config.store_ms,
+            "unbound_store_ms": config.unbound_store_ms,
         }))?;
         self.id = id.as_str().unwrap().to_owned();
         Ok(())

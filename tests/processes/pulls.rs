@@ -222,3 +222,25 @@ fn one_load_may_have_20_000_keys() {
     consumer.assert_comes_to_rest(0);
     producer.assert_comes_to_rest(20_000);
 }
+
+#[test]
+fn loads_that_are_aborted_again_and_again_are_no_fault_of_the_peer() {
+    let (mut producer, mut consumer) = (Engine::new(&Config::large()), Engine::new(&Config::large()));
+    producer.publish(&blocks(128), &tags(0, 128));
+    for round in 0..10_u64 {
+        let ids: Vec<String> = (0..8).map(|part| format!("r{round}.{part}")).collect();
+        for (part, id) in (0..8u32).zip(&ids) {
+            consumer.ask_from(id, producer.id());
+            consumer.look_up(id, &tags(u64::from(part) * 16, 16));
+        }
+        for (part, id) in (0..8u32).zip(&ids) {
+            let to: Vec<u32> = (part * 16..part * 16 + 16).collect();
+            consumer.load(id, part.into(), &tags(u64::from(part) * 16, 16), &to);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(round));
+        ids.iter().for_each(|id| consumer.finish(id));
+        consumer.results(8);
+        producer.assert_comes_to_rest(128);
+    }
+    assert_eq!([producer.stat("sessions_lost"), consumer.stat("sessions_lost")], [0, 0]);
+}

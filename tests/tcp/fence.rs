@@ -123,10 +123,7 @@ fn a_disarm_while_the_bytes_pour_in_holds_from_its_event_on() {
         }
         let at_disarm: Vec<Vec<u8>> = blocks.iter().map(|block| reader.block(*block)).collect();
         let end = writer.next_event();
-        assert!(
-            end == done(round) || matches!(end, DataEvent::TransferFailed { decisive: false, .. }),
-            "{end:?}"
-        );
+        assert!(end == done(round) || matches!(end, DataEvent::TransferUnwanted { .. }), "{end:?}");
         for block in &blocks {
             assert!(
                 reader.block(*block) == at_disarm[*block as usize],

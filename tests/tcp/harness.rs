@@ -120,6 +120,9 @@ impl Side {
             DataEvent::TransferFailed { transfer: id, reason, decisive } if id == TransferId(transfer) => {
                 (reason, decisive)
             }
+            DataEvent::TransferUnwanted { transfer: id, reason } if id == TransferId(transfer) => {
+                (reason, false)
+            }
             other => panic!("expected the failure of transfer {transfer}, got {other:?}"),
         }
     }

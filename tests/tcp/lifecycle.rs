@@ -121,7 +121,7 @@ fn a_cancelled_transfer_that_has_begun_ends_with_its_frames() {
         writer.transport.cancel(&[TransferId(round)]);
         match writer.next_event() {
             DataEvent::TransferDone { transfer } => assert_eq!(transfer, TransferId(round)),
-            DataEvent::TransferFailed { transfer, reason, .. } => {
+            DataEvent::TransferUnwanted { transfer, reason } => {
                 assert_eq!((transfer, reason.as_str()), (TransferId(round), "cancelled"));
             }
             other => panic!("{other:?}"),

@@ -32,10 +32,13 @@ const READY_BATCH: usize = 64;
 ///   dial ──▶ Resolving ──▶ Waiting ──▶ Linked ──▶ Lost
 ///               └────────────┴──────────────────────▲
 ///   Waiting: the peer's earlier link is not closed yet. Lost: its event was given; only close is left.
+///   A session closed while Waiting is Parting until its link can be made, carries what was queued, and ends; or until
+///   another session wants the link.
 /// ```
 enum Stage {
     Resolving { ticket: Ticket, queued: Queued },
     Waiting { address: SocketAddr, queued: Queued },
+    Parting { address: SocketAddr, queued: Queued, linger: Duration },
     Linked { link: usize },
     Lost,
 }
@@ -66,8 +69,8 @@ pub struct ZmqSender {
     slots: HashMap<PeerId, Slot>,
     /// When a slot is freed: [`SETTLE`] after its holder ended, or when a holder that does not end is given up.
     due: BTreeMap<(Timestamp, usize), PeerId>,
-    /// Links of lost sessions, to be closed by the next `poll`, which knows the time.
-    lost_links: Vec<usize>,
+    /// Links of sessions that are over, and their linger, to be closed by the next `poll`, which knows the time.
+    ended_links: Vec<(usize, Duration)>,
     resolver: Resolver,
     resolving: HashMap<Ticket, SessionId>,
     /// Told by the next `poll`.
@@ -99,7 +102,7 @@ impl ZmqSender {
             next_link: 0,
             slots: HashMap::new(),
             due: BTreeMap::new(),
-            lost_links: Vec::new(),
+            ended_links: Vec::new(),
             resolver: Resolver::new(Arc::new(move || wake(&for_resolver))),
             resolving: HashMap::new(),
             events: Vec::new(),
@@ -155,9 +158,25 @@ impl ZmqSender {
     /// Links the waiting session now, or when the peer's earlier link is gone.
     fn want_link(&mut self, session: SessionId, peer: PeerId) {
         match self.slots.get_mut(&peer) {
-            Some(slot) => slot.waiting.push_back(session),
+            Some(slot) => {
+                slot.waiting.push_back(session);
+                self.give_up_parting(&peer);
+            }
             None => self.fill_slot(peer, VecDeque::from([session])),
         }
+    }
+
+    /// What the parting session still had to say is out of date.
+    fn give_up_parting(&mut self, peer: &PeerId) {
+        let Some(slot) = self.slots.get_mut(peer) else { return };
+        let sessions = &mut self.sessions;
+        slot.waiting.retain(|waiting| {
+            let parting = matches!(sessions.get(waiting), Some(Session { stage: Stage::Parting { .. }, .. }));
+            if parting {
+                sessions.remove(waiting);
+            }
+            !parting
+        });
     }
 
     /// Gives the peer's free slot to the first of `waiting` that still wants it and can be linked.
@@ -173,11 +192,20 @@ impl ZmqSender {
     /// Opens the link of a waiting session. `None`: it does not want one any more, or was lost over it.
     fn link(&mut self, session: SessionId, peer: &PeerId) -> Option<usize> {
         let entry = self.sessions.get_mut(&session).filter(|entry| entry.peer == *peer)?;
-        let Stage::Waiting { address, queued } = &mut entry.stage else { return None };
-        let (address, queued) = (*address, std::mem::take(queued));
+        let (address, queued, linger) = match &mut entry.stage {
+            Stage::Waiting { address, queued } => (*address, std::mem::take(queued), None),
+            Stage::Parting { address, queued, linger } => (*address, std::mem::take(queued), Some(*linger)),
+            Stage::Resolving { .. } | Stage::Linked { .. } | Stage::Lost => return None,
+        };
         match self.open_link(session, peer, address) {
             Ok(id) => {
-                self.set_stage(session, Stage::Linked { link: id });
+                match linger {
+                    None => self.set_stage(session, Stage::Linked { link: id }),
+                    Some(linger) => {
+                        self.sessions.remove(&session);
+                        self.ended_links.push((id, linger));
+                    }
+                }
                 let link = self.links.get(&id)?;
                 let started = link.connect().and_then(|()| queued.iter().try_for_each(|m| link.send(m)));
                 if let Err(reason) = started {
@@ -220,19 +248,21 @@ impl ZmqSender {
         let Some(entry) = self.sessions.get_mut(&session) else { return };
         match std::mem::replace(&mut entry.stage, Stage::Lost) {
             Stage::Lost => return,
-            Stage::Linked { link } => self.lost_links.push(link),
+            // Its session is closed: nobody is left to tell.
+            Stage::Parting { .. } => return drop(self.sessions.remove(&session)),
+            Stage::Linked { link } => self.ended_links.push((link, Duration::ZERO)),
             Stage::Resolving { ticket, .. } => drop(self.resolving.remove(&ticket)),
             Stage::Waiting { .. } => {}
         }
         self.events.push(ControlEvent::ConnectionLost { session, reason });
     }
 
-    /// Ends what the stage holds. What waits for a link is given up: nothing of it can leave before that.
+    /// Ends what the stage holds. What waits for a link is given up.
     fn end_stage(&mut self, now: Timestamp, stage: &Stage, linger: Duration) {
         match stage {
             Stage::Linked { link } => self.close_link(now, *link, linger),
             Stage::Resolving { ticket, .. } => drop(self.resolving.remove(ticket)),
-            Stage::Waiting { .. } | Stage::Lost => {}
+            Stage::Waiting { .. } | Stage::Parting { .. } | Stage::Lost => {}
         }
     }
 
@@ -349,7 +379,7 @@ impl ControlSender for ZmqSender {
                 let peer = peer.clone();
                 self.dial(now, session, &peer);
             }
-            Some(Session { stage: Stage::Lost, .. }) | None => {
+            Some(Session { stage: Stage::Parting { .. } | Stage::Lost, .. }) | None => {
                 log::debug!("session {session} has no connection to redial");
             }
         }
@@ -367,7 +397,7 @@ impl ControlSender for ZmqSender {
                     Err(full_queue(self.options.send_queue))
                 }
             }
-            Stage::Lost => Ok(()),
+            Stage::Parting { .. } | Stage::Lost => Ok(()),
         };
         if let Err(reason) = sent {
             self.lose(session, reason);
@@ -377,16 +407,23 @@ impl ControlSender for ZmqSender {
 
     /// `linger` counts up to the configured one, so that dropping the sender has a bound.
     fn close(&mut self, now: Timestamp, session: SessionId, linger: Duration) {
-        if let Some(old) = self.sessions.remove(&session) {
-            self.end_stage(now, &old.stage, linger.min(self.linger));
+        let Some(Session { peer, stage }) = self.sessions.remove(&session) else { return };
+        let linger = linger.min(self.linger);
+        match stage {
+            Stage::Waiting { address, queued } if !linger.is_zero() && !queued.is_empty() => {
+                self.give_up_parting(&peer);
+                let stage = Stage::Parting { address, queued, linger };
+                self.sessions.insert(session, Session { peer, stage });
+            }
+            stage => self.end_stage(now, &stage, linger),
         }
     }
 
     fn poll(&mut self, now: Timestamp, events: &mut Vec<ControlEvent>) {
         self.take_ready(now, Duration::ZERO);
         self.free_due_slots(now);
-        for id in std::mem::take(&mut self.lost_links) {
-            self.close_link(now, id, Duration::ZERO);
+        for (id, linger) in std::mem::take(&mut self.ended_links) {
+            self.close_link(now, id, linger);
         }
         events.append(&mut self.events);
     }
@@ -400,8 +437,9 @@ impl ControlSender for ZmqSender {
     }
 
     fn open_connections(&self) -> usize {
-        let opening =
-            |entry: &&Session| matches!(entry.stage, Stage::Resolving { .. } | Stage::Waiting { .. });
+        let opening = |entry: &&Session| {
+            matches!(entry.stage, Stage::Resolving { .. } | Stage::Waiting { .. } | Stage::Parting { .. })
+        };
         self.links.len() + self.sessions.values().filter(opening).count()
     }
 }

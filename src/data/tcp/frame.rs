@@ -294,6 +294,11 @@ pub(super) enum FrameRefusal {
 }
 
 impl FrameRefusal {
+    /// The consumer gave the load up; its own message about that may still be on the way.
+    pub fn is_of_an_ended_load(self) -> bool {
+        matches!(self, FrameRefusal::Disarmed | FrameRefusal::UnknownLoad)
+    }
+
     fn to_wire(self) -> (u32, u64) {
         match self {
             FrameRefusal::NamesNoLoad => (1, 0),

@@ -1,9 +1,9 @@
 //! The built-in data transport: plain TCP, straight from and into the regions.
 //!
-//! One I/O thread for each transport ([`thread`]) owns the listener and all streams; callers reach it through a queue.
-//! Only what must hold the moment a call returns is shared: the access tokens ([`admission`]) and the armed loads
-//! ([`fence`]). The writer's side is [`dial`], [`stream`], [`peer`]; the receiver's [`listener`], [`inbound`]; what they
-//! say to each other is [`frame`].
+//! One I/O thread for each transport (`thread`) owns the listener and all streams; callers reach it through a queue.
+//! Only what must hold the moment a call returns is shared: the access tokens (`admission`) and the armed loads
+//! (`fence`). The writer's side is `dial`, `stream`, `peer`; the receiver's `listener`, `inbound`; what they
+//! say to each other is `frame`.
 
 mod admission;
 mod dial;

@@ -62,7 +62,17 @@ const EMPTY: Slot = Slot::Empty { not_before: Timestamp::ZERO };
 #[derive(Clone, Debug)]
 struct Failure {
     reason: String,
-    decisive: bool,
+    blame: Blame,
+}
+
+/// What a failure says about the peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Blame {
+    /// The transfer was given up, here or by the receiver.
+    Nobody,
+    ThisTime,
+    /// Nothing more will succeed.
+    ForGood,
 }
 
 struct Transfer {
@@ -139,7 +149,7 @@ impl Peer {
         let mut ended = Vec::new();
         for id in transfers {
             if let Some(transfer) = self.transfers.get_mut(id).filter(|transfer| transfer.is_waiting()) {
-                transfer.failure = Some(Failure { reason: "cancelled".to_owned(), decisive: false });
+                transfer.failure = Some(Failure { reason: "cancelled".to_owned(), blame: Blame::Nobody });
                 ended.push(*id);
             }
         }
@@ -176,7 +186,7 @@ impl Peer {
     /// Closes all streams and ends all transfers.
     pub fn close(mut self, reason: &str, reactor: &mut Reactor) {
         self.close_streams(reactor);
-        self.fail_all(&Failure { reason: reason.to_owned(), decisive: true }, reactor);
+        self.fail_all(&Failure { reason: reason.to_owned(), blame: Blame::ForGood }, reactor);
     }
 
     fn take_slot(&mut self, slot: usize) -> Slot {
@@ -234,7 +244,7 @@ impl Peer {
 
     fn refuse(&mut self, reason: &str, reactor: &mut Reactor) -> Fate {
         self.close_streams(reactor);
-        self.fail_all(&Failure { reason: reason.to_owned(), decisive: true }, reactor);
+        self.fail_all(&Failure { reason: reason.to_owned(), blame: Blame::ForGood }, reactor);
         let session = self.target.session;
         reactor.events.push(DataEvent::PeerRefused { session, reason: reason.to_owned() });
         Fate::Refused
@@ -246,7 +256,7 @@ impl Peer {
             let session = self.target.session;
             reactor.events.push(DataEvent::PeerFault { session, reason: reason.to_owned() });
         }
-        self.fail_all(&Failure { reason: reason.to_owned(), decisive: true }, reactor);
+        self.fail_all(&Failure { reason: reason.to_owned(), blame: Blame::ForGood }, reactor);
     }
 
     /// Dials for every empty slot while work waits.
@@ -281,7 +291,8 @@ impl Peer {
         transfer.unacked_frames = transfer.unacked_frames.saturating_sub(1);
         if let Err(refusal) = ack.verdict {
             let reason = format!("the receiver refused the blocks: {refusal}");
-            transfer.failure.get_or_insert(Failure { reason, decisive: false });
+            let blame = if refusal.is_of_an_ended_load() { Blame::Nobody } else { Blame::ThisTime };
+            transfer.failure.get_or_insert(Failure { reason, blame });
         }
         self.settle(vec![ack.transfer], reactor);
     }
@@ -364,7 +375,7 @@ impl Peer {
         for id in &cut {
             if let Some(transfer) = self.transfers.get_mut(id) {
                 transfer.unacked_frames = transfer.unacked_frames.saturating_sub(1);
-                transfer.failure.get_or_insert(Failure { reason: reason.to_owned(), decisive: false });
+                transfer.failure.get_or_insert(Failure { reason: reason.to_owned(), blame: Blame::ThisTime });
             }
         }
         self.settle(cut, reactor);
@@ -421,7 +432,10 @@ impl Peer {
 fn report(transfer: TransferId, failure: Option<Failure>, reactor: &mut Reactor) {
     reactor.events.push(match failure {
         None => DataEvent::TransferDone { transfer },
-        Some(Failure { reason, decisive }) => DataEvent::TransferFailed { transfer, reason, decisive },
+        Some(Failure { reason, blame: Blame::Nobody }) => DataEvent::TransferUnwanted { transfer, reason },
+        Some(Failure { reason, blame }) => {
+            DataEvent::TransferFailed { transfer, reason, decisive: blame == Blame::ForGood }
+        }
     });
 }
 

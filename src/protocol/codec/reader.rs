@@ -101,7 +101,34 @@ impl<'a> Reader<'a> {
         self.rest.len()
     }
 
+    #[inline]
     pub fn token(&mut self) -> Reading<Token<'a>> {
+        match self.short_value() {
+            Some(token) => Ok(token),
+            None => self.any_token(),
+        }
+    }
+
+    /// The forms that nearly all of a large message is made of: a key, a block index, a hit. Tried first, each costs a
+    /// third of what any value may.
+    #[inline]
+    fn short_value(&mut self) -> Option<Token<'a>> {
+        let (token, rest) = match self.rest {
+            [value @ ..=0x7f, rest @ ..] => (Token::Unsigned((*value).into()), rest),
+            [0xc2, rest @ ..] => (Token::Bool(false), rest),
+            [0xc3, rest @ ..] => (Token::Bool(true), rest),
+            [0xc4, len, rest @ ..] => {
+                let (bytes, rest) = rest.split_at_checked((*len).into())?;
+                (Token::Bin(bytes), rest)
+            }
+            [0xcd, high, low, rest @ ..] => (Token::Unsigned(u16::from_be_bytes([*high, *low]).into()), rest),
+            _ => return None,
+        };
+        self.rest = rest;
+        Some(token)
+    }
+
+    fn any_token(&mut self) -> Reading<Token<'a>> {
         let marker = read_marker(&mut self.rest).map_err(|_| ends_early())?;
         Ok(match marker {
             Marker::Null => Token::Nil,
@@ -163,6 +190,9 @@ impl<'a> Reader<'a> {
                     Some(outer) => pending = outer,
                     None => return Ok(()),
                 }
+            }
+            while pending > 1 && self.short_value().is_some() {
+                pending -= 1;
             }
             pending -= 1;
             let inside = match self.token()? {

@@ -77,6 +77,9 @@ impl ServerRole {
         let engine_serves = cx.serve.engine_serves && open;
         let mut unsettled = false;
         let mut answers = Vec::with_capacity(lookup.keys.len());
+        if open {
+            round.expect_keys(cx, lookup.keys.len());
+        }
         let mut no_pairs = Vec::new();
         for key in lookup.keys.iter() {
             let hit = open && round.supply_from_directory(cx, (session, &name), key, &mut no_pairs);

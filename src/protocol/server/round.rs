@@ -23,6 +23,8 @@ use crate::protocol::keys::Key;
 use crate::protocol::message::Fetch;
 use crate::protocol::timer::Timestamp;
 
+use super::supply::{Source, Supply};
+
 /// Session, id and number of the round at hand.
 pub type Named<'a> = (SessionId, &'a (KvRequestId, RoundSeq));
 
@@ -57,13 +59,6 @@ pub struct RoundJob {
     blocks_matched: u64,
 }
 
-#[derive(Clone, Copy, Debug)]
-enum Source {
-    Directory,
-    /// Position in `jobs`.
-    Job(usize),
-}
-
 #[derive(Debug)]
 pub struct Round {
     pub phase: Phase,
@@ -72,7 +67,7 @@ pub struct Round {
     pub producer_finished: bool,
     pub load_token: Option<u64>,
     pub jobs: SmallVec<[RoundJob; 2]>,
-    supply: HashMap<Key, (BlockIndex, Source), FixedState>,
+    supply: Supply,
     /// Keys asked for and not met yet.
     unmet: HashMap<Key, SmallVec<[BlockIndex; 1]>, FixedState>,
     demanded: Option<Demand>,
@@ -99,7 +94,7 @@ impl Round {
             producer_finished: false,
             load_token: None,
             jobs: SmallVec::new(),
-            supply: HashMap::with_hasher(cx.hasher()),
+            supply: Supply::new(cx.hasher()),
             unmet: HashMap::with_hasher(cx.hasher()),
             demanded: None,
             transfers: SmallVec::new(),
@@ -134,8 +129,10 @@ impl Round {
         pairs: &mut Vec<BlockPair>,
     ) {
         let owner = self.jobs.len().saturating_sub(1);
-        if let EntryRef::Vacant(vacant) = self.supply.entry_ref(key) {
-            vacant.insert_with_key(Key::new(key), (block, Source::Job(owner)));
+        let hash = self.supply.hash(key);
+        if self.supply.find(hash, key).is_none() {
+            // Without room it is as if it had not been stored: a fetch of it waits, and is refused in the end.
+            let _ = self.supply.add(hash, key, block, Source::Job(owner));
         }
         let met = self.meet(cx, named, key, block, pairs);
         self.credit(owner, met);
@@ -161,14 +158,24 @@ impl Round {
     }
 
     fn pin(&mut self, cx: &mut Context, key: &[u8]) -> Option<BlockIndex> {
-        match self.supply.entry_ref(key) {
-            EntryRef::Occupied(known) => Some(known.get().0),
-            EntryRef::Vacant(vacant) => {
-                let block = cx.directory.pin(key)?;
-                vacant.insert_with_key(Key::new(key), (block, Source::Directory));
-                Some(block)
-            }
+        let hash = self.supply.hash(key);
+        if let Some((block, _)) = self.supply.find(hash, key) {
+            return Some(*block);
         }
+        let (block, pin) = cx.directory.pin(hash, key)?;
+        match self.supply.add(hash, key, block, Source::Directory(pin)) {
+            Ok(block) => Some(block),
+            Err(Source::Directory(pin)) => {
+                cx.directory.unpin(pin);
+                None
+            }
+            Err(Source::Job(_)) => None,
+        }
+    }
+
+    /// Makes room for what the directory can have of so many keys.
+    pub fn expect_keys(&mut self, cx: &Context, keys: usize) {
+        self.supply.reserve(keys.min(cx.directory.len()));
     }
 
     fn meet(
@@ -179,6 +186,9 @@ impl Round {
         local: BlockIndex,
         pairs: &mut Vec<BlockPair>,
     ) -> u64 {
+        if self.unmet.is_empty() {
+            return 0;
+        }
         let Some(destinations) = self.unmet.remove(key) else { return 0 };
         cx.no_longer_wanted(key, &waiter(named));
         pairs.extend(destinations.iter().map(|remote| BlockPair { local, remote: *remote }));
@@ -198,12 +208,13 @@ impl Round {
         self.load_token = fetch.load_token;
         let from_lookup = self.from_lookup;
         for (key, remote) in fetch.keys.iter().zip(blocks) {
-            let local = match self.supply.get(key).copied() {
+            let local = match self.supply.find(self.supply.hash(key), key) {
                 Some((block, Source::Job(owner))) => {
+                    let (block, owner) = (*block, *owner);
                     self.credit(owner, 1);
                     Some(block)
                 }
-                Some((block, Source::Directory)) => Some(block),
+                Some((block, Source::Directory(_))) => Some(*block),
                 None if from_lookup => None,
                 None => self.pin(cx, key),
             };
@@ -288,7 +299,7 @@ impl Round {
 
     /// Lets everything go and ends the jobs. `abandoned`: transfers may still be reading.
     pub fn finish(&mut self, cx: &mut Context, named: Named<'_>, abandoned: bool) -> Reply {
-        self.release_pins(cx);
+        self.release_supply(cx);
         for key in std::mem::take(&mut self.unmet).into_keys() {
             cx.no_longer_wanted(key.as_bytes(), &waiter(named));
         }
@@ -310,8 +321,7 @@ impl Round {
     /// Nobody fetched in time what a lookup pinned.
     pub fn expire(&mut self, cx: &mut Context) {
         self.expired = true;
-        self.release_pins(cx);
-        self.supply.clear();
+        self.release_supply(cx);
         let cause =
             Cause::new(Outcome::NotFetched, "the peer looked the blocks up and did not fetch them in time");
         for owner in std::mem::take(&mut self.jobs) {
@@ -319,15 +329,8 @@ impl Round {
         }
     }
 
-    /// Unpins the directory's blocks. Supply of stores stays with its jobs.
-    fn release_pins(&mut self, cx: &mut Context) {
-        self.supply.retain(|key, (_, source)| match source {
-            Source::Directory => {
-                cx.directory.unpin(key.as_bytes());
-                false
-            }
-            Source::Job(_) => true,
-        });
+    fn release_supply(&mut self, cx: &mut Context) {
+        self.supply.take_pins().for_each(|pin| cx.directory.unpin(pin));
     }
 
     fn is_looked_up_only(&self) -> bool {

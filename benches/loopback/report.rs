@@ -1,0 +1,164 @@
+//! The table for people and the line for programs.
+
+use std::fmt;
+
+use serde_json::{Value, json};
+
+use crate::node::Shape;
+use crate::sample::Samples;
+
+#[derive(Debug, Default)]
+pub struct Report {
+    pub bulk: Vec<Bulk>,
+    pub latency: Vec<Latency>,
+    pub idle: Option<Idle>,
+}
+
+/// Speeds in GB/s (10^9 bytes), CPU time of all that takes part in seconds per GB.
+#[derive(Debug)]
+pub struct Bulk {
+    pub shape: Shape,
+    pub bare: Samples,
+    pub bare_cpu: Samples,
+    pub ours: Samples,
+    pub ours_cpu: Samples,
+}
+
+#[derive(Debug)]
+pub struct Latency {
+    pub what: &'static str,
+    pub micros: Samples,
+    /// CPU time of both processes for each.
+    pub cpu_micros: f64,
+}
+
+/// Shares of one CPU.
+#[derive(Debug)]
+pub struct Idle {
+    pub consumer: f64,
+    pub producer: f64,
+}
+
+impl Bulk {
+    pub fn new(shape: Shape) -> Bulk {
+        Bulk {
+            shape,
+            bare: Samples::new(),
+            bare_cpu: Samples::new(),
+            ours: Samples::new(),
+            ours_cpu: Samples::new(),
+        }
+    }
+
+    fn ratio(&self) -> f64 {
+        self.ours.median() / self.bare.median()
+    }
+
+    fn name(&self) -> String {
+        let (unit, size) = match self.shape.block_len {
+            len if len >= 1 << 20 => ("MiB", len >> 20),
+            len => ("KiB", len >> 10),
+        };
+        format!("{size} {unit} x {}, {} streams", self.shape.blocks, self.shape.streams)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !self.bulk.is_empty() {
+            writeln!(f, "\nload of scattered blocks, GB/s: median (min..max); CPU s/GB of both sides")?;
+            writeln!(
+                f,
+                "{:26} {:>20} {:>20} {:>6} {:>9} {:>9}",
+                "", "bare program", "p2pkv", "ratio", "bare CPU", "p2pkv CPU"
+            )?;
+        }
+        for bulk in &self.bulk {
+            writeln!(
+                f,
+                "{:26} {:>20} {:>20} {:>6.2} {:>9.2} {:>9.2}",
+                bulk.name(),
+                spread(&bulk.bare),
+                spread(&bulk.ours),
+                bulk.ratio(),
+                bulk.bare_cpu.median(),
+                bulk.ours_cpu.median()
+            )?;
+        }
+        if !self.latency.is_empty() {
+            writeln!(f, "\nlatency, us; CPU us of both sides for each")?;
+            writeln!(
+                f,
+                "{:26} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}",
+                "", "samples", "min", "p50", "p90", "p99", "CPU"
+            )?;
+        }
+        for latency in &self.latency {
+            let micros = &latency.micros;
+            writeln!(
+                f,
+                "{:26} {:>8} {:>8.0} {:>8.0} {:>8.0} {:>8.0} {:>8.0}",
+                latency.what,
+                micros.len(),
+                micros.min(),
+                micros.median(),
+                micros.percentile(0.9),
+                micros.percentile(0.99),
+                latency.cpu_micros
+            )?;
+        }
+        if let Some(idle) = &self.idle {
+            let percent = |share: f64| 100.0 * share;
+            writeln!(
+                f,
+                "\nidle, with a ready peer: {:.2} % of a CPU (consumer), {:.2} % (producer)",
+                percent(idle.consumer),
+                percent(idle.producer)
+            )?;
+        }
+        writeln!(f)
+    }
+}
+
+fn spread(samples: &Samples) -> String {
+    format!("{:.2} ({:.2}..{:.2})", samples.median(), samples.min(), samples.max())
+}
+
+impl Report {
+    pub fn json(&self) -> Value {
+        json!({
+            "bulk": self.bulk.iter().map(bulk_json).collect::<Vec<_>>(),
+            "latency": self.latency.iter().map(latency_json).collect::<Vec<_>>(),
+            "idle": self.idle.as_ref().map(|idle| json!({
+                "consumer_cpu_share": idle.consumer,
+                "producer_cpu_share": idle.producer,
+            })),
+        })
+    }
+}
+
+fn bulk_json(bulk: &Bulk) -> Value {
+    let spread = |samples: &Samples| json!([samples.min(), samples.median(), samples.max()]);
+    json!({
+        "block_len": bulk.shape.block_len,
+        "blocks": bulk.shape.blocks,
+        "streams": bulk.shape.streams,
+        "runs": bulk.ours.len(),
+        "bare_gb_per_s": spread(&bulk.bare),
+        "p2pkv_gb_per_s": spread(&bulk.ours),
+        "ratio": bulk.ratio(),
+        "bare_cpu_s_per_gb": bulk.bare_cpu.median(),
+        "p2pkv_cpu_s_per_gb": bulk.ours_cpu.median(),
+    })
+}
+
+fn latency_json(latency: &Latency) -> Value {
+    json!({
+        "what": latency.what,
+        "samples": latency.micros.len(),
+        "p50_us": latency.micros.median(),
+        "p90_us": latency.micros.percentile(0.9),
+        "p99_us": latency.micros.percentile(0.99),
+        "cpu_us": latency.cpu_micros,
+    })
+}
