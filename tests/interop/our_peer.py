@@ -124,6 +124,18 @@ class Peer:
             "details": [result and result.detail for result in found],
         }
 
+    def do_timed_load(self, name, job, keys, blocks):
+        keys, blocks = p2pkv.Keys(lines.keys_of(keys)), lines.blocks_of(blocks)
+        began = time.perf_counter()
+        self.requests[name].submit_load(job, keys, blocks)
+        (result,) = self.tier.wait(60)
+        took = time.perf_counter() - began
+        result.check()
+        return {"seconds": took}
+
+    def do_forget(self):
+        self.results.clear()
+
     def do_finish(self, name):
         self.requests.pop(name).finish()
 

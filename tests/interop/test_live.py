@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import os
+import signal
 import sys
 import time
 import unittest
@@ -481,6 +482,40 @@ class WeConsume(Cases, Live):
         producer.hold(on=False)
         answer = self.fails(consumer, 2)
         self.assertEqual((answer["outcomes"], answer["flags"]), (["ABORTED"], [0]))
+
+    def test_a_frozen_vllm_is_bounded_and_redialled(self):
+        """As one that has gone deaf: it lives, and neither hears nor says anything."""
+        producer = self.producer()
+        settings = {**self.seed(), "load_timeout": 0.5, "abort_ack_timeout": 0.5}
+        consumer = self.start(True, settings=settings)
+        consumer.request(name="c", params=prefilled_by(producer, "kv"))
+        ready = 3
+        peers.eventually("a ready session", lambda: consumer.peers()["peers"][0]["state"] == ready)
+        producer.process.send_signal(signal.SIGSTOP)
+        try:
+            consumer.load(name="c", job=1, keys=keys("z", 2), blocks=span(0, 2))
+            self.fails(consumer, 1)
+            consumer.finish(name="c")
+            peers.eventually("the session is given up", lambda: not consumer.sessions()["sessions"], 20)
+            consumer.request(name="d", params=prefilled_by(producer, "kv-d"))
+            consumer.load(name="d", job=2, keys=keys("z", 2), blocks=span(0, 2))
+            self.fails(consumer, 2)
+            consumer.finish(name="d")
+        finally:
+            producer.process.send_signal(signal.SIGCONT)
+        if producer.is_deaf():
+            self.skipTest("this vLLM has really gone deaf")
+        producer.fill(blocks=span(0, 4), seed="after")
+        for attempt in range(20):
+            producer.request(name=f"p{attempt}", params=serves(f"after{attempt}"))
+            producer.store(name=f"p{attempt}", job=10 + attempt, keys=keys("after", 4), blocks=span(0, 4))
+            consumer.request(name=f"c{attempt}", params=prefilled_by(producer, f"after{attempt}"))
+            consumer.load(name=f"c{attempt}", job=10 + attempt, keys=keys("after", 4), blocks=span(8, 4))
+            if consumer.results(jobs=[10 + attempt], timeout=SOON)["results"] == [True]:
+                break
+            consumer.finish(name=f"c{attempt}")
+            producer.finish(name=f"p{attempt}")
+        self.same_bytes(producer, span(0, 4), consumer, span(8, 4))
 
     @live
     def test_a_load_without_an_acknowledgement_is_flagged(self):

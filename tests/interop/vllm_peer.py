@@ -170,6 +170,20 @@ class Peer:
         self.until(lambda: all(job in self.results for job in jobs), timeout)
         return {"results": [self.results.get(job) for job in jobs]}
 
+    def do_timed_load(self, name, job, keys, blocks):
+        load = self.job(self.requests[name], job, lines.keys_of(keys), lines.blocks_of(blocks), True)
+        began = time.perf_counter()
+        self.tier.submit_load(load)
+        if not self.until(lambda: job in self.results, 60) or not self.results[job]:
+            raise AssertionError("the load did not succeed")
+        return {"seconds": time.perf_counter() - began}
+
+    def do_cpu(self):
+        return {"seconds": time.process_time()}
+
+    def do_forget(self):
+        self.results.clear()
+
     def do_finish(self, name):
         self.tier.on_request_finished(self.requests.pop(name))
 
