@@ -16,7 +16,12 @@ use p2pkv::tier::TransportChoice;
 const ROUNDS: usize = 7;
 
 fn node(num_blocks: u32, block_len: usize) -> Node {
-    Node::new(NodeOptions { num_blocks, block_len, transport: TransportChoice::Nixl, ..NodeOptions::default() })
+    Node::new(NodeOptions {
+        num_blocks,
+        block_len,
+        transport: TransportChoice::Nixl,
+        ..NodeOptions::default()
+    })
 }
 
 /// Sources in order, destinations in another: neighbours are never neighbours on both sides.

@@ -161,6 +161,12 @@ mod transport {
             assert_eq!(self.next(), DataEvent::PeerRegistered { session });
         }
 
+        /// As the two ends of a session do it.
+        fn meets(&mut self, other: &mut End) {
+            self.registers(SESSION, other.offer());
+            other.registers(SESSION, self.offer());
+        }
+
         fn refuses(&mut self, session: SessionId, offer: PeerOffer) -> String {
             self.transport.register_peer(session, offer);
             match self.next() {
@@ -179,8 +185,8 @@ mod transport {
 
     #[test]
     fn every_write_ends_once_also_when_the_peer_is_dropped_at_once() {
-        let (Some(mut writer), Some(reader)) = (End::new(), End::new()) else { return };
-        writer.registers(SESSION, reader.offer());
+        let (Some(mut writer), Some(mut reader)) = (End::new(), End::new()) else { return };
+        writer.meets(&mut reader);
         for transfer in 0..50 {
             writer.write(SESSION, transfer, 32);
         }
@@ -208,7 +214,7 @@ mod transport {
     fn two_sessions_with_one_agent_do_not_take_it_from_each_other() {
         let (Some(mut writer), Some(mut reader)) = (End::new(), End::new()) else { return };
         writer.bytes[..BLOCK_LEN].fill(7);
-        writer.registers(SESSION, reader.offer());
+        writer.meets(&mut reader);
         writer.registers(OTHER, reader.offer());
         writer.transport.drop_peer(SESSION);
         writer.write(OTHER, 1, 1);
@@ -234,8 +240,8 @@ mod transport {
 
     #[test]
     fn another_peer_cannot_take_over_an_agents_name() {
-        let (Some(mut writer), Some(reader)) = (End::new(), End::new()) else { return };
-        writer.registers(SESSION, reader.offer());
+        let (Some(mut writer), Some(mut reader)) = (End::new(), End::new()) else { return };
+        writer.meets(&mut reader);
         let mut forged = reader.transport.metadata().to_vec();
         *forged.last_mut().unwrap() ^= 1;
         let forged = reader.offer_of(forged, u64::from(BLOCKS));
@@ -246,8 +252,9 @@ mod transport {
 
     #[test]
     fn a_write_outside_the_peers_region_fails_and_harms_nothing() {
-        let (Some(mut writer), Some(reader)) = (End::new(), End::new()) else { return };
+        let (Some(mut writer), Some(mut reader)) = (End::new(), End::new()) else { return };
         writer.registers(SESSION, reader.offer_of(reader.transport.metadata().to_vec(), 2));
+        reader.registers(SESSION, writer.offer());
         let outside = [BlockPair { local: BlockIndex(0), remote: BlockIndex(2) }];
         writer.transport.write(SESSION, TransferId(1), None, &outside);
         let failed = writer.next();

@@ -6,7 +6,7 @@
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Mutex, PoisonError};
 
 use super::search::{self, LIBRARY};
 
@@ -53,22 +53,22 @@ pub(super) struct Library {
     _loaded: (),
 }
 
-/// Loads the library, or gives the places that were tried, each with what was wrong. The first answer stands.
-pub(super) fn load() -> Result<(Library, &'static Path), String> {
-    static LOADED: OnceLock<Result<PathBuf, String>> = OnceLock::new();
-    let outcome = LOADED.get_or_init(|| {
-        let program = std::env::args_os().next().map(PathBuf::from);
-        let environment = |name: &str| std::env::var_os(name);
-        let candidates = search::candidates(&environment, program.as_deref());
-        prepare_environment_of_ucx();
-        let path = open_first(&candidates)?;
-        prepare_plugin_directory(&path);
-        Ok(path)
-    });
-    match outcome {
-        Ok(path) => Ok((Library { _loaded: () }, path)),
-        Err(tried) => Err(tried.clone()),
-    }
+/// Loads the library, once, and says which file it is. Or gives the places that were tried, each with what was wrong.
+pub(super) fn load() -> Result<(Library, PathBuf), String> {
+    static LOADED: Mutex<Option<PathBuf>> = Mutex::new(None);
+    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+    let path = match &*loaded {
+        Some(path) => path.clone(),
+        None => {
+            let program = std::env::args_os().next().map(PathBuf::from);
+            let path = open_first(&search::candidates(&environment, program.as_deref()))?;
+            // UCX itself is loaded later, with its plug-in.
+            prepare_environment_of_ucx();
+            prepare_plugin_directory(&path);
+            loaded.insert(path).clone()
+        }
+    };
+    Ok((Library { _loaded: () }, path))
 }
 
 fn open_first(candidates: &[PathBuf]) -> Result<PathBuf, String> {
@@ -158,7 +158,7 @@ fn prepare_plugin_directory(library: &Path) {
     }
 }
 
-/// Whether the environment gives a variable a value.
+/// What the environment gives a variable.
 pub(super) fn environment(name: &str) -> Option<OsString> {
     std::env::var_os(name)
 }

@@ -13,7 +13,7 @@ mod search;
 mod thread;
 
 use std::os::fd::{AsRawFd, RawFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -47,7 +47,7 @@ impl Default for NixlConfig {
 pub struct NixlTransport {
     region: Region,
     metadata: Vec<u8>,
-    library: &'static Path,
+    library: PathBuf,
     /// `None` only while being dropped: the thread ends when the queue has no sender.
     commands: Option<Sender<Command>>,
     /// For what needs no thread to be known.
@@ -106,7 +106,7 @@ impl NixlTransport {
     /// The file that NIXL was loaded from.
     #[must_use]
     pub fn library(&self) -> &Path {
-        self.library
+        &self.library
     }
 
     fn tell(&self, event: DataEvent) {

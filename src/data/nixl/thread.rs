@@ -47,11 +47,14 @@ pub(super) struct Target {
 const EAGER_LOOKS: u32 = 64;
 /// Pause between looks while writes are under way.
 const WRITING: Duration = Duration::from_micros(100);
+/// So many looks at that pace, about 2 s, then at the next: the peer may have stopped, and be stopped for long.
+const WRITING_LOOKS: u32 = 10_000;
 /// While peers are expected to write, or have only just been learned.
 const EXPECTING: Duration = Duration::from_millis(1);
 /// While peers are known and nothing goes on: connections are kept and closed.
 const IDLE: Duration = Duration::from_millis(100);
-/// So many looks in the pace of `EXPECTING` after a peer was learned: connections are set up in both directions.
+/// So many looks in the pace of `EXPECTING` after a peer was learned or forgotten: connections are set up and closed in
+/// both directions.
 const SETTLING_LOOKS: u32 = 2000;
 /// Commands taken before the next look.
 const COMMAND_BATCH: usize = 64;
@@ -68,7 +71,8 @@ struct NixlThread {
     /// Remote agents by name.
     remotes: HashMap<String, Remote>,
     expects_writes: bool,
-    eager_looks: u32,
+    /// Looks while writes are under way, since one was posted or ended.
+    vain_looks: u32,
     settling_looks: u32,
 }
 
@@ -123,7 +127,7 @@ pub(super) fn run(
         peers: HashMap::new(),
         remotes: HashMap::new(),
         expects_writes: false,
-        eager_looks: 0,
+        vain_looks: 0,
         settling_looks: 0,
     };
     if catch_unwind(AssertUnwindSafe(|| thread.work(&commands))).is_err() {
@@ -152,8 +156,8 @@ impl NixlThread {
     /// Waits for a command, at most until the next look is due. `None`: no more will come.
     fn wait(&mut self, commands: &Receiver<Command>) -> Option<Option<Command>> {
         let pause = if !self.writes.is_empty() {
-            if self.eager_looks > 0 {
-                self.eager_looks -= 1;
+            self.vain_looks = self.vain_looks.saturating_add(1);
+            if self.vain_looks <= EAGER_LOOKS {
                 return match commands.try_recv() {
                     Ok(command) => Some(Some(command)),
                     Err(TryRecvError::Empty) => {
@@ -163,7 +167,7 @@ impl NixlThread {
                     Err(TryRecvError::Disconnected) => None,
                 };
             }
-            WRITING
+            if self.vain_looks <= WRITING_LOOKS { WRITING } else { EXPECTING }
         } else if self.expects_writes {
             EXPECTING
         } else if self.settling_looks > 0 {
@@ -217,9 +221,8 @@ impl NixlThread {
                     "NIXL agent {name} is known with other metadata: another peer has this name"
                 ));
             }
-            Some(known) if !self.agent.covers(&name, &target.region) => {
+            Some(_) if !self.agent.covers(&name, &target.region) => {
                 let (bytes, base) = (target.region.len(), target.region.base());
-                debug_assert!(known.sessions > 0);
                 return Err(format!("NIXL agent {name} has not registered the {bytes} bytes at {base:#x}"));
             }
             Some(known) => known.sessions += 1,
@@ -253,6 +256,7 @@ impl NixlThread {
         if remote.sessions == 0 {
             self.remotes.remove(&name);
             self.agent.forget(&name);
+            self.settling_looks = SETTLING_LOOKS;
         }
     }
 
@@ -271,7 +275,7 @@ impl NixlThread {
             Ok(Some(posted)) => {
                 peer.writes_under_way += 1;
                 self.writes.push(Write { session, transfer, posted });
-                self.eager_looks = EAGER_LOOKS;
+                self.vain_looks = 0;
             }
             Ok(None) => self.events.push(DataEvent::TransferDone { transfer }),
             Err(failure) => self.failed(transfer, failure.reason, failure.decisive),
@@ -285,9 +289,7 @@ impl NixlThread {
     // --- what is under way ---
 
     fn look(&mut self) {
-        if !self.peers.is_empty() {
-            self.agent.progress();
-        }
+        self.agent.progress();
         let mut index = 0;
         while let Some(write) = self.writes.get(index) {
             let event = match self.agent.check(&write.posted) {
@@ -299,7 +301,7 @@ impl NixlThread {
                 Err(reason) => DataEvent::TransferFailed { transfer: write.transfer, reason, decisive: true },
             };
             let session = self.writes.swap_remove(index).session;
-            self.eager_looks = EAGER_LOOKS;
+            self.vain_looks = 0;
             self.events.push(event);
             if let Some(peer) = self.peers.get_mut(&session) {
                 peer.writes_under_way -= 1;
