@@ -2,6 +2,8 @@
 //!
 //! `cargo bench --bench nixl`, with NIXL where the library looks for it. Prints one line for each measurement.
 
+#![allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
+
 #[path = "bare/nixl.rs"]
 mod bare;
 #[path = "../tests/common/mod.rs"]

@@ -42,7 +42,6 @@ fn agent(name: &str) -> Agent {
 }
 
 /// Writes `blocks` blocks of `block_len` bytes `rounds` times, from and to the given indexes; the best round.
-#[allow(clippy::disallowed_methods)] // a measurement reads the clock
 pub fn best(block_len: usize, blocks: &[(usize, usize)], rounds: usize) -> Duration {
     let bytes = block_len * blocks.len();
     let source = vec![0xA5_u8; bytes];
