@@ -444,7 +444,7 @@ mod tolerance {
         let mut extension = with(extension_entries(), "version", Some(int(2)));
         extension = with(extension, "dialed_as", Some(text("a:1")));
         extension = with(extension, "dialed_as_echo", Some(text("b:2")));
-        extension = with(extension, "answers", Some(bin(b"yours")));
+        extension = with(extension, "answers", Some(bin(b"theirs")));
         extension.push(("later", array(&[int(1)])));
         let Message::Connect(connect) = message(&connect_with(map(&extension)), None) else { panic!() };
         let expected = Extension {
@@ -452,7 +452,7 @@ mod tolerance {
             instance: Instance([9; 16]),
             dialed_as: Some("a:1".to_owned()),
             dialed_as_echo: Some("b:2".to_owned()),
-            answers: Some(b"yours".to_vec()),
+            answers: Some(b"theirs".to_vec()),
             tcp: Some(TcpOffer {
                 addresses: vec!["10.0.0.1".parse().unwrap(), "::1".parse().unwrap()],
                 port: 7,
@@ -638,8 +638,8 @@ mod refusals {
             ("instance", Some(text("0123456789abcdef"))),
             ("dialed_as", Some(vec![NIL])),
             ("dialed_as_echo", Some(text(&"x".repeat(1025)))),
-            ("answers", Some(text("x"))),
-            ("answers", Some(bin(&[0; 1025]))),
+            ("answers", Some(text("theirs"))),
+            ("answers", Some(bin(&[1; 65]))),
             ("transports", Some(array(&[]))),
             ("transports", Some(map(&[("nixl", int(1))]))),
             ("transports", Some(map(&[("tcp", vec![TRUE])]))),
@@ -863,8 +863,8 @@ mod properties {
     }
 
     fn extension() -> impl Strategy<Value = Extension> {
-        let names =
-            (option::of("\\PC{0,40}"), option::of("\\PC{0,40}"), option::of(vec(any::<u8>(), 0..=64)));
+        let answers = option::of(vec(any::<u8>(), 0..=64));
+        let names = (option::of("\\PC{0,40}"), option::of("\\PC{0,40}"), answers);
         let features = vec("[a-z]{0,40}", 0..=64);
         (1..=u32::MAX, any::<[u8; 16]>(), names, option::of(tcp()), any::<bool>(), features).prop_map(
             |(version, instance, (dialed_as, dialed_as_echo, answers), tcp, nixl, features)| Extension {

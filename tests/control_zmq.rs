@@ -9,7 +9,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use p2pkv::control::zmq::{Heartbeat, ZmqConfig, ZmqReceiver, ZmqSender, open};
-use p2pkv::control::{ControlEvent, ControlReceiver, ControlSender, Received};
+use p2pkv::control::{ControlEvent, ControlReceiver, ControlSender};
 use p2pkv::protocol::error::ErrorKind;
 use p2pkv::protocol::ids::{PeerId, SessionId};
 use p2pkv::protocol::timer::Timestamp;
@@ -88,11 +88,11 @@ impl Tier {
     }
 
     /// The next message, sleeping on the receiver's fd only: a lost wake-up shows as a failure.
-    fn receive(&mut self) -> Received {
+    fn receive(&mut self) -> Message {
         let limit = Instant::now() + PATIENCE;
         loop {
             if let Some(message) = self.receiver.receive() {
-                return message;
+                return Message { identity: message.identity.to_vec(), payload: message.payload.to_vec() };
             }
             let left = limit.saturating_duration_since(Instant::now());
             assert!(!left.is_zero(), "nothing was received within {PATIENCE:?}");
@@ -105,6 +105,12 @@ impl Tier {
         assert_eq!(String::from_utf8_lossy(&message.identity), from.as_str());
         assert_eq!(message.payload, payload);
     }
+}
+
+/// A received message, kept.
+struct Message {
+    identity: Vec<u8>,
+    payload: Vec<u8>,
 }
 
 fn wait_readable(fds: &[i32], at_most: Duration) -> bool {

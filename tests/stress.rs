@@ -235,7 +235,10 @@ impl ServeOps for Engine {
         assert!(self.contexts.lock().unwrap().contains(&serve.0), "asked about a context that is not open");
         for (key, state) in keys.iter().zip(states) {
             *state = match Engine::served(key) {
-                Some(_) if serve.0 % 3 == 0 && !self.next_job.load(Ordering::Relaxed).is_multiple_of(4) => {
+                Some(_)
+                    if serve.0.is_multiple_of(3)
+                        && !self.next_job.load(Ordering::Relaxed).is_multiple_of(4) =>
+                {
                     self.next_job.fetch_add(1, Ordering::Relaxed);
                     LookupState::Pending
                 }

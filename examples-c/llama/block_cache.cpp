@@ -29,7 +29,8 @@ size_t BlockCache::KeyHash::operator()(const ChainKey &key) const {
     return hash;
 }
 
-BlockCache::BlockCache(const Region &region, const Tier &tier) : region_(region), tier_(tier), taken_(region.num_blocks()) {}
+BlockCache::BlockCache(const Region &region, const Tier &tier)
+    : region_(region), tier_(tier), taken_(region.num_blocks()) {}
 
 const Snapshot *BlockCache::find(const ChainKey &key) {
     const auto found = index_.find(key);

@@ -60,13 +60,16 @@ float largest_difference(const std::vector<float> &a, const std::vector<float> &
 class CaptureCheck {
 public:
     CaptureCheck(Engine &engine, uint32_t chunk_tokens)
-        : engine_(engine), chunk_tokens_(chunk_tokens), tokens_(sample_tokens(engine, chunk_tokens)),
+        : engine_(engine),
+          chunk_tokens_(chunk_tokens),
+          tokens_(sample_tokens(engine, chunk_tokens)),
           shared_((static_cast<uint32_t>(tokens_.size()) - 1) / chunk_tokens * chunk_tokens) {}
 
     CaptureVerdict run(bool allow_chunked) {
         evaluate_and_capture(allow_chunked);
         evaluated_ = go_on(engine_, tokens_, shared_);
-        CaptureVerdict verdict = allow_chunked ? try_chunks() : CaptureVerdict{CaptureMode::none, "chunks were not asked for", 0};
+        CaptureVerdict verdict =
+            allow_chunked ? try_chunks() : CaptureVerdict{CaptureMode::none, "chunks were not asked for", 0};
         if (verdict.mode == CaptureMode::none) verdict = try_whole(verdict.reason);
         engine_.clear();
         return verdict;
@@ -97,9 +100,12 @@ private:
         }
         const Continuation restored = go_on(engine_, tokens_, shared_);
         if (!same_bits(restored.logits, evaluated_.logits))
-            return {CaptureMode::none, "logits after restoring chunks differ by up to " +
-                                           std::to_string(largest_difference(restored.logits, evaluated_.logits)), 0};
-        return {CaptureMode::chunked, "logits after restoring chunks equal the evaluated ones bit for bit", chunks_.front().size()};
+            return {CaptureMode::none,
+                    "logits after restoring chunks differ by up to " +
+                        std::to_string(largest_difference(restored.logits, evaluated_.logits)),
+                    0};
+        return {CaptureMode::chunked, "logits after restoring chunks equal the evaluated ones bit for bit",
+                chunks_.front().size()};
     }
 
     CaptureVerdict try_whole(const std::string &why_not_chunks) {
@@ -110,7 +116,8 @@ private:
             continuation = go_on(engine_, tokens_, shared_);
         }
         if (restored[0].tokens != evaluated_.tokens)
-            return {CaptureMode::none, why_not_chunks + "; after restoring a whole state the text goes on differently", 0};
+            return {CaptureMode::none, why_not_chunks + "; after restoring a whole state the text goes on differently",
+                    0};
         if (!same_bits(restored[0].logits, restored[1].logits))
             return {CaptureMode::none, why_not_chunks + "; restoring a whole state twice gives different logits", 0};
         return {CaptureMode::whole, why_not_chunks + "; after restoring a whole state the text goes on the same", 0};

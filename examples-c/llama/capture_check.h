@@ -24,7 +24,8 @@ struct CaptureVerdict {
     uint64_t chunk_state_bytes;
 };
 
-// Evaluates a text longer than the model's sliding window, captures, restores, and compares what comes next. Chunks must
-// give the same logits as evaluating, bit for bit. A whole state must give the same continuation, and the same bits each
-// time; that processes agree to the bit is then up to Engine::rebase. `allow_chunked` = false tries whole only.
+// Evaluates a text longer than the model's sliding window, captures, restores, and compares what comes next. Chunks
+// must give the same logits as evaluating, bit for bit. A whole state must give the same continuation, and the same
+// bits each time; that processes agree to the bit is then up to Engine::rebase. `allow_chunked` = false tries whole
+// only.
 CaptureVerdict check_capture(Engine &engine, uint32_t chunk_tokens, bool allow_chunked);

@@ -26,11 +26,20 @@ def small(stage):
 
 STEPS = {
     "first_token": ("time to first token", lambda stage: scenarios.first_token_times(stage, [128, 512, 2048, 4000])),
-    "equal": ("equal outputs, three processes", lambda stage: scenarios.equal_outputs(stage, scenarios.PROMPT_LENGTHS, 2000)),
-    "several_blocks": ("states that span several blocks", lambda stage: scenarios.several_blocks(stage, [500, 700, 1500, 4000])),
-    "eviction": ("blocks given up while they are being pulled", lambda stage: scenarios.eviction_while_pulling(stage, 640, 8)),
+    "equal": (
+        "equal outputs, three processes",
+        lambda stage: scenarios.equal_outputs(stage, scenarios.PROMPT_LENGTHS, 2000),
+    ),
+    "several_blocks": (
+        "states that span several blocks",
+        lambda stage: scenarios.several_blocks(stage, [500, 700, 1500, 4000]),
+    ),
+    "eviction": (
+        "blocks given up while they are being pulled",
+        lambda stage: scenarios.eviction_while_pulling(stage, 640, 8),
+    ),
     "fan_out": ("one prefiller, three decoders", lambda stage: scenarios.fan_out(stage, 4000)),
-    "killed": ("prefiller killed in the middle of a pull", lambda stage: scenarios.killed_prefiller(stage, 2048, 20)),
+    "killed": ("prefiller killed in the middle of a pull", lambda stage: scenarios.killed_prefiller(stage, 1024, 20)),
     "unusable": ("peers that cannot be used", lambda stage: scenarios.unusable_peers(stage, 600)),
 }
 
@@ -55,20 +64,29 @@ def full(stage, docs, only, results_path):
     print(f"wrote {os.path.join(docs, 'llama-results.md')} and its chart", flush=True)
     last = results["first_token"][-1]
     faster = last["evaluate_ms"] / last["pull_and_restore_ms"]
-    scenarios.require(faster >= 50, f"pull and restore of {last['tokens']} tokens is {faster:.0f}x faster than evaluating, 50x is promised")
+    scenarios.require(
+        faster >= 50,
+        f"pull and restore of {last['tokens']} tokens is {faster:.0f}x faster than evaluating, 50x is promised",
+    )
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--program", required=True)
     parser.add_argument("--model", required=True)
-    parser.add_argument("--source", required=True, help="llama.cpp's source folder, whose documentation gives the prompts")
+    parser.add_argument(
+        "--source", required=True, help="llama.cpp's source folder, whose documentation gives the prompts"
+    )
     parser.add_argument("--docs", default="docs")
     parser.add_argument("--small", action="store_true", help="a short form of some scenarios, no report")
-    parser.add_argument("--only", nargs="+", choices=STEPS, metavar="STEP", help="measure these anew: " + " ".join(STEPS))
+    parser.add_argument(
+        "--only", nargs="+", choices=STEPS, metavar="STEP", help="measure these anew: " + " ".join(STEPS)
+    )
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as work_dir:
-        stage = scenarios.Stage(os.path.abspath(arguments.program), arguments.model, Corpus(arguments.source, work_dir), work_dir)
+        stage = scenarios.Stage(
+            os.path.abspath(arguments.program), arguments.model, Corpus(arguments.source, work_dir), work_dir
+        )
         try:
             if arguments.small:
                 small(stage)

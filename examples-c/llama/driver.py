@@ -20,7 +20,12 @@ class Engine:
         self.notes = []
         self.process = subprocess.Popen(
             [program, "--model", model, "--control", *flags],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, errors="replace", env=ENVIRONMENT)
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            env=ENVIRONMENT,
+        )
         self._lines = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
         self.ready = self.answer("ready")
@@ -120,7 +125,7 @@ class Corpus:
     def passage(self, start, length):
         """Text from the first line after character `start`; different starts give different prefixes."""
         start = self.text.index("\n", start % (len(self.text) - length - 2000)) + 1
-        return self.text[start:start + length]
+        return self.text[start : start + length]
 
     def prompt(self, number, tokens):
         return Prompt(self.write(self.passage(number * 7001, tokens * 6)), tokens)

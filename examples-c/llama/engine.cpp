@@ -39,7 +39,9 @@ Engine::Engine(const EngineSettings &settings) : settings_(settings), batch_(set
     model_.reset(llama_model_load_from_file(settings.model_path.c_str(), model_params));
     if (!model_) throw std::runtime_error("llama.cpp cannot load the model " + settings.model_path);
     context_.reset(llama_init_from_model(model_.get(), context_params(settings)));
-    if (!context_) throw std::runtime_error("llama.cpp cannot make a context of " + std::to_string(settings.context_tokens) + " tokens");
+    if (!context_)
+        throw std::runtime_error("llama.cpp cannot make a context of " + std::to_string(settings.context_tokens) +
+                                 " tokens");
     vocab_ = llama_model_get_vocab(model_.get());
 }
 
@@ -106,7 +108,8 @@ std::vector<float> Engine::logits() const {
 }
 
 Engine::StateView Engine::view_chunk(uint32_t first, uint32_t end) {
-    llama_memory_seq_cp(memory(), working_sequence, transfer_sequence, static_cast<llama_pos>(first), static_cast<llama_pos>(end));
+    llama_memory_seq_cp(memory(), working_sequence, transfer_sequence, static_cast<llama_pos>(first),
+                        static_cast<llama_pos>(end));
     return {context_.get(), transfer_sequence};
 }
 

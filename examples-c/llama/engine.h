@@ -70,8 +70,12 @@ private:
     void decode(const llama_token *tokens, uint32_t count, uint32_t position, bool logits);
     llama_memory_t memory() const { return llama_get_memory(context_.get()); }
 
-    struct FreeModel { void operator()(llama_model *model) const { llama_model_free(model); } };
-    struct FreeContext { void operator()(llama_context *context) const { llama_free(context); } };
+    struct FreeModel {
+        void operator()(llama_model *model) const { llama_model_free(model); }
+    };
+    struct FreeContext {
+        void operator()(llama_context *context) const { llama_free(context); }
+    };
     class Batch {
     public:
         explicit Batch(uint32_t capacity) : batch_(llama_batch_init(static_cast<int32_t>(capacity), 0, 1)) {}

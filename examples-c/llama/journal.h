@@ -32,9 +32,12 @@ private:
         std::string out = "\"";
         for (const char c : text) {
             char escaped[8];
-            if (static_cast<unsigned char>(c) < 0x20) std::snprintf(escaped, sizeof escaped, "\\u%04x", c), out += escaped;
-            else if (c == '"' || c == '\\') out += '\\', out += c;
-            else out += c;
+            if (static_cast<unsigned char>(c) < 0x20)
+                std::snprintf(escaped, sizeof escaped, "\\u%04x", c), out += escaped;
+            else if (c == '"' || c == '\\')
+                out += '\\', out += c;
+            else
+                out += c;
         }
         return out + "\"";
     }
@@ -47,8 +50,10 @@ public:
     bool for_driver() const { return for_driver_; }
 
     void note(const std::string &sentence) const {
-        if (for_driver_) event(JsonLine("note").add("text", sentence));
-        else std::fprintf(stderr, "p2pkv-llama: %s\n", sentence.c_str());
+        if (for_driver_)
+            event(JsonLine("note").add("text", sentence));
+        else
+            std::fprintf(stderr, "p2pkv-llama: %s\n", sentence.c_str());
     }
     // Only a driver sees events.
     void event(const JsonLine &line) const {

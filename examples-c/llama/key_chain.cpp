@@ -1,6 +1,7 @@
 #include "key_chain.h"
 
-std::vector<ChainKey> chain_keys(const std::string &root, const std::vector<llama_token> &tokens, uint32_t chunk_tokens) {
+std::vector<ChainKey> chain_keys(const std::string &root, const std::vector<llama_token> &tokens,
+                                 uint32_t chunk_tokens) {
     Sha256 root_hash;
     root_hash.add(root.data(), root.size());
     ChainKey parent = root_hash.finish();

@@ -17,7 +17,8 @@ constexpr size_t block_key_len = sizeof(ChainKey) + sizeof(uint32_t);
 
 // keys[i] names the prefix of (i + 1) * chunk_tokens tokens. Tokens past the last whole chunk have no key.
 // `root` is whatever must agree before two states can be exchanged at all: model, parameters, way of capturing.
-std::vector<ChainKey> chain_keys(const std::string &root, const std::vector<llama_token> &tokens, uint32_t chunk_tokens);
+std::vector<ChainKey> chain_keys(const std::string &root, const std::vector<llama_token> &tokens,
+                                 uint32_t chunk_tokens);
 
 // Appends the key of one part to packed keys, the form in which p2p_keys takes them.
 void append_block_key(std::vector<uint8_t> &packed, const ChainKey &key, uint32_t part);

@@ -6,7 +6,8 @@ LLAMA_OUT := build/llama
 LLAMA_PLACES := $(LLAMA_OUT)/places
 LLAMA_SOURCES := $(wildcard $(LLAMA_DIR)/*.cpp)
 LLAMA_CXXFLAGS := -std=c++17 -O2 -g -Wall -Wextra -pedantic -Werror -pthread
-LLAMA_DEMO = . ./$(LLAMA_PLACES) && python3 $(LLAMA_DIR)/demo.py --program $(LLAMA_OUT)/p2pkv-llama --model "$$MODEL" --source "$$LLAMA_SOURCE"
+LLAMA_DEMO = . ./$(LLAMA_PLACES) && \
+    python3 $(LLAMA_DIR)/demo.py --program $(LLAMA_OUT)/p2pkv-llama --model "$$MODEL" --source "$$LLAMA_SOURCE"
 
 llama: build ## real engine, real model: fetches llama.cpp and Gemma 3 270M, shows and measures
 	@mkdir -p $(LLAMA_OUT)

@@ -12,7 +12,7 @@ constexpr const char *usage =
     "usage: p2pkv-llama --model FILE (--prefill | --decode | both) [options]\n"
     "\n"
     "  --prefill              evaluate the prompt, publish its KV, and serve it until SIGINT or SIGTERM\n"
-    "  --decode               pull the prompt's KV from the peers, evaluate what is missing, generate, publish in turn\n"
+    "  --decode               pull what the peers have of the prompt, evaluate the rest, generate, publish in turn\n"
     "  --peer HOST:PORT       a peer to pull from; may be given several times\n"
     "  --prompt TEXT | --prompt-file FILE   what to work on\n"
     "  --control              take commands on stdin, answer with one JSON object a line on stdout (see README.md)\n"
@@ -38,7 +38,8 @@ uint64_t number(const char *option, const char *text, uint64_t least, uint64_t m
     char *end = nullptr;
     const unsigned long long value = std::strtoull(text, &end, 10);
     if (end == text || *end != '\0' || text[0] == '-' || value < least || value > most)
-        refuse(std::string("--") + option + " wants a number from " + std::to_string(least) + " to " + std::to_string(most) + ", not '" + text + "'");
+        refuse(std::string("--") + option + " wants a number from " + std::to_string(least) + " to " +
+               std::to_string(most) + ", not '" + text + "'");
     return value;
 }
 
@@ -57,8 +58,27 @@ ModeChoice mode_choice(const char *text) {
 }
 
 enum Flag {
-    prefill, decode, control, model, prompt, prompt_file, prompt_tokens, n_predict, context_tokens, chunk_tokens, mode,
-    checkpoint_chunks, threads, host, port, peer, region_blocks, block_len, peer_wait_ms, load_timeout_ms, help,
+    prefill,
+    decode,
+    control,
+    model,
+    prompt,
+    prompt_file,
+    prompt_tokens,
+    n_predict,
+    context_tokens,
+    chunk_tokens,
+    mode,
+    checkpoint_chunks,
+    threads,
+    host,
+    port,
+    peer,
+    region_blocks,
+    block_len,
+    peer_wait_ms,
+    load_timeout_ms,
+    help,
 };
 
 const option flags[] = {
@@ -128,6 +148,7 @@ Options parse_options(int argc, char **argv) {
     if (optind < argc) refuse(std::string("what is '") + argv[optind] + "'?");
     if (options.model_path.empty()) refuse("--model is missing");
     if (!options.prefill && !options.decode) refuse("say --prefill, --decode or both");
-    if (!options.control && options.prompt.empty() == options.prompt_file.empty()) refuse("say either --prompt or --prompt-file");
+    if (!options.control && options.prompt.empty() == options.prompt_file.empty())
+        refuse("say either --prompt or --prompt-file");
     return options;
 }

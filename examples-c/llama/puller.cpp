@@ -28,13 +28,21 @@ uint32_t parts_to_ask_for(const Sharing &sharing, const Region &region) {
     return known == 0 ? 1 : parts_for(known, region.block_len());
 }
 
-p2p_keys view_of(const std::vector<uint8_t> &packed) { return {packed.data(), block_key_len, packed.size() / block_key_len}; }
+p2p_keys view_of(const std::vector<uint8_t> &packed) {
+    return {packed.data(), block_key_len, packed.size() / block_key_len};
+}
 
 }  // namespace
 
-Puller::Puller(const Tier &tier, BlockCache &cache, const Sharing &sharing, const PullSettings &settings, const Journal &journal)
-    : tier_(tier), cache_(cache), sharing_(sharing), settings_(settings), journal_(journal),
-      known_parts_(parts_to_ask_for(sharing, cache.region())), id_prefix_(random_id_prefix(tier.id())) {
+Puller::Puller(const Tier &tier, BlockCache &cache, const Sharing &sharing, const PullSettings &settings,
+               const Journal &journal)
+    : tier_(tier),
+      cache_(cache),
+      sharing_(sharing),
+      settings_(settings),
+      journal_(journal),
+      known_parts_(parts_to_ask_for(sharing, cache.region())),
+      id_prefix_(random_id_prefix(tier.id())) {
     for (const PeerAddress &address : settings.peers) peers_.push_back({address, {}});
 }
 
@@ -67,7 +75,9 @@ std::vector<size_t> Puller::pull(size_t index, const std::vector<ChainKey> &want
     const Landed landed = load(peer, request, order, report);
     if (landed == Landed::unsafe_to_reuse) return {};
     size_t settled = 0;
-    while (landed == Landed::whole && settled < runs.size() && settle(peer, request, wanted[picked[settled]], runs[settled], report)) ++settled;
+    while (landed == Landed::whole && settled < runs.size() &&
+           settle(peer, request, wanted[picked[settled]], runs[settled], report))
+        ++settled;
     for (size_t i = settled; i < runs.size(); ++i) cache_.release(runs[i]);
     picked.resize(settled);
     if (settled > 0) report.peer = peer.address.id();
@@ -76,7 +86,8 @@ std::vector<size_t> Puller::pull(size_t index, const std::vector<ChainKey> &want
 }
 
 // What the peer has of these keys; nothing when it could not be asked.
-std::optional<std::vector<uint32_t>> Puller::look_up(Peer &peer, const Request &request, const std::vector<uint8_t> &packed_keys) {
+std::optional<std::vector<uint32_t>> Puller::look_up(Peer &peer, const Request &request,
+                                                     const std::vector<uint8_t> &packed_keys) {
     const p2p_keys keys = view_of(packed_keys);
     std::vector<uint32_t> states(keys.count);
     checked("p2p_lookup", p2p_lookup(request.handle(), &keys, states.data()));
@@ -99,7 +110,8 @@ std::optional<std::vector<uint32_t>> Puller::look_up(Peer &peer, const Request &
 std::vector<size_t> Puller::pick(const std::vector<uint32_t> &states) const {
     std::vector<bool> available;
     for (auto part = states.begin(); part != states.end(); part += known_parts_)
-        available.push_back(std::all_of(part, part + known_parts_, [](uint32_t state) { return state == P2P_LOOKUP_HIT; }));
+        available.push_back(
+            std::all_of(part, part + known_parts_, [](uint32_t state) { return state == P2P_LOOKUP_HIT; }));
     return sharing_.pick(available);
 }
 
@@ -171,18 +183,22 @@ bool Puller::settle(Peer &peer, const Request &request, const ChainKey &key, Blo
 
 // The head is here and tells how many parts there are: copies it into a run of that length and pulls the others there,
 // in a second round of the same request.
-std::optional<BlockRun> Puller::load_rest(Peer &peer, const Request &request, const ChainKey &key, BlockRun head, uint32_t parts, PullReport &report) {
+std::optional<BlockRun> Puller::load_rest(Peer &peer, const Request &request, const ChainKey &key, BlockRun head,
+                                          uint32_t parts, PullReport &report) {
     const auto run = cache_.reserve(parts);
     if (!run) {
-        journal_.note("the region has no room for a snapshot of " + std::to_string(parts) + " blocks; give it more blocks");
+        journal_.note("the region has no room for a snapshot of " + std::to_string(parts) +
+                      " blocks; give it more blocks");
         return std::nullopt;
     }
-    std::memcpy(cache_.region().block(run->first_block), cache_.region().block(head.first_block), cache_.region().block_len());
+    std::memcpy(cache_.region().block(run->first_block), cache_.region().block(head.first_block),
+                cache_.region().block_len());
     Order order;
     order.add(key, 1, *run);
     const auto states = look_up(peer, request, order.packed_keys);
     Landed landed = Landed::not_whole;
-    if (states && std::count(states->begin(), states->end(), uint32_t{P2P_LOOKUP_HIT}) == static_cast<ptrdiff_t>(states->size()))
+    if (states &&
+        std::count(states->begin(), states->end(), uint32_t{P2P_LOOKUP_HIT}) == static_cast<ptrdiff_t>(states->size()))
         landed = load(peer, request, order, report);
     if (landed == Landed::whole) return run;
     if (landed == Landed::not_whole) cache_.release(*run);
@@ -191,5 +207,6 @@ std::optional<BlockRun> Puller::load_rest(Peer &peer, const Request &request, co
 
 void Puller::let_rest(Peer &peer, const std::string &why) {
     peer.rests_until = Clock::now() + peer_rest;
-    journal_.note("peer " + peer.address.id() + ": " + why + "; not asked again for " + std::to_string(peer_rest.count()) + " s");
+    journal_.note("peer " + peer.address.id() + ": " + why + "; not asked again for " +
+                  std::to_string(peer_rest.count()) + " s");
 }

@@ -15,7 +15,9 @@
 struct PeerAddress {
     std::string host;
     uint32_t port;
-    std::string id() const { return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port); }
+    std::string id() const {
+        return (host.find(':') == std::string::npos ? host : "[" + host + "]") + ":" + std::to_string(port);
+    }
 };
 
 struct PullSettings {
@@ -36,7 +38,8 @@ struct PullReport {
 
 class Puller {
 public:
-    Puller(const Tier &tier, BlockCache &cache, const Sharing &sharing, const PullSettings &settings, const Journal &journal);
+    Puller(const Tier &tier, BlockCache &cache, const Sharing &sharing, const PullSettings &settings,
+           const Journal &journal);
 
     size_t peers() const { return peers_.size(); }
     // Snapshots for some of `wanted` (useful prefixes in the sense of Sharing, in that order) from one peer, now in the
@@ -58,13 +61,15 @@ private:
     };
     enum class Landed { whole, not_whole, unsafe_to_reuse };
 
-    std::optional<std::vector<uint32_t>> look_up(Peer &peer, const Request &request, const std::vector<uint8_t> &packed_keys);
+    std::optional<std::vector<uint32_t>> look_up(Peer &peer, const Request &request,
+                                                 const std::vector<uint8_t> &packed_keys);
     std::vector<size_t> pick(const std::vector<uint32_t> &states) const;
     std::vector<BlockRun> reserve(size_t snapshots);
     Landed load(Peer &peer, const Request &request, const Order &order, PullReport &report);
     std::optional<p2p_job_result> wait_for(uint64_t job_id);
     bool settle(Peer &peer, const Request &request, const ChainKey &key, BlockRun run, PullReport &report);
-    std::optional<BlockRun> load_rest(Peer &peer, const Request &request, const ChainKey &key, BlockRun head, uint32_t parts, PullReport &report);
+    std::optional<BlockRun> load_rest(Peer &peer, const Request &request, const ChainKey &key, BlockRun head,
+                                      uint32_t parts, PullReport &report);
     void let_rest(Peer &peer, const std::string &why);
 
     const Tier &tier_;

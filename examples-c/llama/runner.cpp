@@ -8,14 +8,16 @@ double ms_since(std::chrono::steady_clock::time_point start) {
 }
 }  // namespace
 
-Runner::Runner(Engine &engine, uint32_t chunk_tokens, std::string key_root, const SharingParts *parts, const Journal &journal)
+Runner::Runner(Engine &engine, uint32_t chunk_tokens, std::string key_root, const SharingParts *parts,
+               const Journal &journal)
     : engine_(engine), chunk_tokens_(chunk_tokens), key_root_(std::move(key_root)), parts_(parts), journal_(journal) {}
 
 RunReport Runner::run(const std::vector<llama_token> &prompt, uint32_t new_tokens) {
     if (prompt.empty()) throw std::runtime_error("the prompt has no tokens");
     if (prompt.size() + new_tokens > engine_.context_tokens())
-        throw std::runtime_error("the prompt has " + std::to_string(prompt.size()) + " tokens; with " + std::to_string(new_tokens) +
-                                 " new ones that is more than the context of " + std::to_string(engine_.context_tokens()));
+        throw std::runtime_error("the prompt has " + std::to_string(prompt.size()) + " tokens; with " +
+                                 std::to_string(new_tokens) + " new ones that is more than the context of " +
+                                 std::to_string(engine_.context_tokens()));
     const auto start = Clock::now();
     RunReport report;
     report.prompt_tokens = static_cast<uint32_t>(prompt.size());
@@ -63,17 +65,20 @@ uint32_t Runner::pull_and_restore(const std::vector<ChainKey> &keys, uint32_t he
 }
 
 // Copies snapshots out of the region, straight into the engine.
-uint32_t Runner::restore(const std::vector<ChainKey> &keys, const std::vector<uint32_t> &prefixes, uint32_t held, RunReport &report) {
+uint32_t Runner::restore(const std::vector<ChainKey> &keys, const std::vector<uint32_t> &prefixes, uint32_t held,
+                         RunReport &report) {
     const auto start = Clock::now();
     const Region &region = parts_->cache->region();
     for (const uint32_t prefix : prefixes) {
         const Snapshot *snapshot = parts_->cache->find(keys[prefix - 1]);
         const uint8_t *block = snapshot ? region.block(snapshot->first_block) : nullptr;
         const auto header = block ? read_snapshot_header(block, region.block_len()) : std::nullopt;
-        const bool restored = header && header->parts == snapshot->parts && header->end_token == prefix * chunk_tokens_ &&
-                              parts_->sharing->restore(engine_, block + sizeof(SnapshotHeader), header->state_bytes, prefix);
+        const bool restored =
+            header && header->parts == snapshot->parts && header->end_token == prefix * chunk_tokens_ &&
+            parts_->sharing->restore(engine_, block + sizeof(SnapshotHeader), header->state_bytes, prefix);
         if (!restored) {
-            journal_.note("the engine does not take the state of the first " + std::to_string(prefix) + " chunks; evaluating instead");
+            journal_.note("the engine does not take the state of the first " + std::to_string(prefix) +
+                          " chunks; evaluating instead");
             held = parts_->sharing->held_after_failure(held);
             break;
         }
@@ -85,10 +90,12 @@ uint32_t Runner::restore(const std::vector<ChainKey> &keys, const std::vector<ui
 
 // Always chunk by chunk, whoever evaluated what lies before: so every token is evaluated in the same company
 // everywhere, and a pulled prefix leads to the same bits, not only to nearly the same numbers.
-void Runner::evaluate_from(const std::vector<llama_token> &prompt, const std::vector<ChainKey> &keys, uint32_t held, RunReport &report) {
+void Runner::evaluate_from(const std::vector<llama_token> &prompt, const std::vector<ChainKey> &keys, uint32_t held,
+                           RunReport &report) {
     const auto start = Clock::now();
     const auto last = static_cast<uint32_t>(prompt.size()) - 1;
-    const std::vector<uint32_t> useful = parts_ ? parts_->sharing->useful(held, report.chunks) : std::vector<uint32_t>();
+    const std::vector<uint32_t> useful =
+        parts_ ? parts_->sharing->useful(held, report.chunks) : std::vector<uint32_t>();
     auto next_useful = useful.begin();
     bool room = true;
     for (uint32_t prefix = held + 1; prefix <= report.chunks; ++prefix) {
@@ -117,7 +124,8 @@ bool Runner::capture(const ChainKey &key, uint32_t prefix) {
     const uint32_t parts = parts_for(state_bytes, cache.region().block_len());
     const auto run = cache.reserve(parts);
     if (!run) {
-        journal_.note("the region has no room for the snapshot of chunk " + std::to_string(prefix) + "; give it more blocks");
+        journal_.note("the region has no room for the snapshot of chunk " + std::to_string(prefix) +
+                      "; give it more blocks");
         return false;
     }
     uint8_t *block = cache.region().block(run->first_block);
@@ -131,7 +139,8 @@ bool Runner::capture(const ChainKey &key, uint32_t prefix) {
     return true;
 }
 
-void Runner::generate(const std::vector<llama_token> &prompt, uint32_t new_tokens, Clock::time_point start, RunReport &report) {
+void Runner::generate(const std::vector<llama_token> &prompt, uint32_t new_tokens, Clock::time_point start,
+                      RunReport &report) {
     const auto evaluation = Clock::now();
     auto position = static_cast<uint32_t>(prompt.size()) - 1;
     llama_token token = engine_.evaluate_last(prompt[position], position);

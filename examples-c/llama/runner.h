@@ -21,7 +21,7 @@ struct RunReport {
     PullReport pull;
     double restore_ms = 0;
     double evaluate_ms = 0;
-    double first_token_ms = 0;      // from the start to the first new token
+    double first_token_ms = 0;  // from the start to the first new token
     std::vector<llama_token> tokens;
     std::string text;
 };
@@ -36,7 +36,8 @@ struct SharingParts {
 class Runner {
 public:
     // `parts` null: nothing is shared.
-    Runner(Engine &engine, uint32_t chunk_tokens, std::string key_root, const SharingParts *parts, const Journal &journal);
+    Runner(Engine &engine, uint32_t chunk_tokens, std::string key_root, const SharingParts *parts,
+           const Journal &journal);
 
     // `new_tokens` 0: the prompt is evaluated and published, nothing is generated.
     RunReport run(const std::vector<llama_token> &prompt, uint32_t new_tokens);
@@ -46,10 +47,13 @@ private:
 
     uint32_t restore_held(const std::vector<ChainKey> &keys, uint32_t held, RunReport &report);
     uint32_t pull_and_restore(const std::vector<ChainKey> &keys, uint32_t held, RunReport &report);
-    uint32_t restore(const std::vector<ChainKey> &keys, const std::vector<uint32_t> &prefixes, uint32_t held, RunReport &report);
-    void evaluate_from(const std::vector<llama_token> &prompt, const std::vector<ChainKey> &keys, uint32_t held, RunReport &report);
+    uint32_t restore(const std::vector<ChainKey> &keys, const std::vector<uint32_t> &prefixes, uint32_t held,
+                     RunReport &report);
+    void evaluate_from(const std::vector<llama_token> &prompt, const std::vector<ChainKey> &keys, uint32_t held,
+                       RunReport &report);
     bool capture(const ChainKey &key, uint32_t prefix);
-    void generate(const std::vector<llama_token> &prompt, uint32_t new_tokens, Clock::time_point start, RunReport &report);
+    void generate(const std::vector<llama_token> &prompt, uint32_t new_tokens, Clock::time_point start,
+                  RunReport &report);
 
     Engine &engine_;
     const uint32_t chunk_tokens_;

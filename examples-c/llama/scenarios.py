@@ -1,4 +1,4 @@
-"""What the example must show, one function each. Each returns rows for the report and raises when something is wrong."""
+"""What the example must show, one function each: returns rows for the report, raises when something is wrong."""
 
 import os
 import random
@@ -53,15 +53,18 @@ def shared_prefix_pair(stage, producer, prefix_tokens):
     while producer.count(stage.corpus.write(stage.corpus.passage(11, length))) < prefix_tokens + 8:
         length += 200
     prefix = stage.corpus.passage(11, length)
-    return [Prompt(stage.corpus.write(prefix + stage.corpus.passage(start, 2500)), prefix_tokens + 400)
-            for start in (90001, 150001)]
+    return [
+        Prompt(stage.corpus.write(prefix + stage.corpus.passage(start, 2500)), prefix_tokens + 400)
+        for start in (90001, 150001)
+    ]
 
 
 def equal_outputs(stage, lengths, prefix_tokens):
     """prefill -> decode -> a third process that knows only the second."""
     rows = []
-    with stage.producer() as producer, stage.decoder("decode", producer.id) as second, \
-            stage.decoder("third", second.id) as third:
+    with stage.producer() as producer, stage.decoder("decode", producer.id) as second, stage.decoder(
+        "third", second.id
+    ) as third:
         prompts = [stage.corpus.prompt(number, tokens) for number, tokens in enumerate(lengths)]
         prompts += shared_prefix_pair(stage, producer, prefix_tokens)
         for number, prompt in enumerate(prompts):
@@ -70,12 +73,17 @@ def equal_outputs(stage, lengths, prefix_tokens):
             again = third.run(prompt)
             for result, who in ((pulled, "decode"), (again, "third")):
                 same_tokens(reference, result, f"prompt {number} of {prompt.tokens} tokens, {who}")
-                require(result["held_chunks"] + result["pulled_chunks"] == result["chunks"],
-                        f"prompt {number}: {who} had {result['chunks']} chunks to get, got {result}")
+                require(
+                    result["held_chunks"] + result["pulled_chunks"] == result["chunks"],
+                    f"prompt {number}: {who} had {result['chunks']} chunks to get, got {result}",
+                )
             require(not pulled["chunks"] or again["peer"] == second.id, "the third process pulled from the second")
             rows.append((prompt.tokens, reference, pulled, again))
-            print(f"  {prompt.tokens:5} tokens: {pulled['held_chunks']} chunks held, {pulled['pulled_chunks']} pulled, "
-                  f"{pulled['evaluated_tokens']} tokens evaluated; outputs equal", flush=True)
+            print(
+                f"  {prompt.tokens:5} tokens: {pulled['held_chunks']} chunks held, {pulled['pulled_chunks']} pulled, "
+                f"{pulled['evaluated_tokens']} tokens evaluated; outputs equal",
+                flush=True,
+            )
         require(rows[-1][2]["held_chunks"] >= prefix_tokens // 64, "the shared prefix was not reused")
         require(rows[-1][2]["pulled_chunks"] > 0, "what was missing was not pulled")
     return rows
@@ -83,8 +91,10 @@ def equal_outputs(stage, lengths, prefix_tokens):
 
 def several_blocks(stage, lengths):
     """States that span several blocks: small blocks for chunks, and checkpoints of the whole state."""
-    ways = [("chunks, blocks of 256 KiB", ("--block-len", "262144", "--region-blocks", "640"), lambda tokens: tokens // 64),
-            ("whole state each 512 tokens, blocks of 1 MiB", ("--mode", "whole"), lambda tokens: tokens // 512 * 8)]
+    ways = [
+        ("chunks, blocks of 256 KiB", ("--block-len", "262144", "--region-blocks", "640"), lambda tokens: tokens // 64),
+        ("whole state each 512 tokens, blocks of 1 MiB", ("--mode", "whole"), lambda tokens: tokens // 512 * 8),
+    ]
     rows = []
     for way, flags, chunks_to_pull in ways:
         with stage.producer(*flags) as producer, stage.decoder("decode", producer.id, flags=flags) as second:
@@ -95,14 +105,18 @@ def several_blocks(stage, lengths):
                 same_tokens(reference, pulled, f"{way}, {tokens} tokens")
                 require(pulled["pulled_chunks"] == chunks_to_pull(tokens), f"{way}, {tokens} tokens: {pulled}")
                 rows.append((way, tokens, pulled))
-                print(f"  {way}: {tokens} tokens: {pulled['pulled_chunks']} chunks pulled in {pulled['pull_bytes'] / 1e6:.1f} MB; "
-                      "outputs equal", flush=True)
+                print(
+                    f"  {way}: {tokens} tokens: {pulled['pulled_chunks']} chunks pulled "
+                    f"in {pulled['pull_bytes'] / 1e6:.1f} MB; "
+                    "outputs equal",
+                    flush=True,
+                )
     return rows
 
 
 def eviction_while_pulling(stage, tokens, prompts):
-    """The prefiller's region holds little more than one prompt, so that it gives up blocks of one prompt for the next while
-    the decoder pulls them. Whatever the decoder still gets, its output is right."""
+    """The prefiller's region holds one prompt, so that it gives up the blocks of one prompt for the next while the
+    decoder pulls them. Whatever the decoder still gets, its output is right."""
     room = tokens // 64
     chance = random.Random(2)
     rows = []
@@ -118,7 +132,11 @@ def eviction_while_pulling(stage, tokens, prompts):
             reference = producer.answer("done")
             same_tokens(expected, result, f"eviction, prompt {number}")
             rows.append((number + 1, result))
-            print(f"  {result['pulled_chunks']} of {result['chunks']} chunks pulled while the next prompt took their blocks; output equal", flush=True)
+            print(
+                f"  {result['pulled_chunks']} of {result['chunks']} chunks pulled while the next prompt took their "
+                "blocks; output equal",
+                flush=True,
+            )
     return rows
 
 
@@ -138,13 +156,16 @@ def fan_out(stage, tokens, decoders=3):
     for engine, result in zip(engines, results):
         same_tokens(reference, result, engine.name)
         require(result["pulled_chunks"] == result["chunks"], f"{engine.name} pulled {result}")
-        print(f"  {engine.name}: {result['pull_bytes'] / 1e6:.1f} MB in {result['load_ms']:.1f} ms; output equal", flush=True)
+        print(
+            f"  {engine.name}: {result['pull_bytes'] / 1e6:.1f} MB in {result['load_ms']:.1f} ms; output equal",
+            flush=True,
+        )
     return [(engine.name, result) for engine, result in zip(engines, results)]
 
 
 def killed_prefiller(stage, tokens, times, seed=1):
-    """kill -9 of the prefiller at a random point of a pull: the right tokens, soon. The decoder lives through all of it;
-    each new prefiller has the address of the one before."""
+    """kill -9 of the prefiller at a random point of a pull: the right tokens, soon. The decoder lives through all of
+    it; each new prefiller has the address of the one before."""
     prompt = stage.corpus.prompt(60, tokens)
     chance = random.Random(seed)
     rows = []
@@ -181,7 +202,10 @@ def kill_during_pull(decoder, producer, prompt, delay_ms, reference):
     if result["load_failures"] == 0:
         print(f"  killed {delay_ms:.1f} ms into the pull: it was already complete; once more", flush=True)
         return None
-    print(f"  killed {delay_ms:.1f} ms into the pull: known {result['failed_ms']:.1f} ms after its begin, right tokens", flush=True)
+    print(
+        f"  killed {delay_ms:.1f} ms into the pull: known {result['failed_ms']:.1f} ms after its begin, right tokens",
+        flush=True,
+    )
     time.sleep(PEER_REST_S)
     return delay_ms, result["failed_ms"], result["evaluate_ms"], total_ms, decoder.notes[-1]
 
@@ -199,12 +223,19 @@ def unusable_peers(stage, tokens, everything=True):
         reference = producer.run(prompt)
         rows = [unusable_peer(stage, "nobody listens there", "127.0.0.1:9", prompt, reference)]
         if everything:
-            rows.append(unusable_peer(stage, "other block size", producer.id, prompt, reference, "--block-len", "4194304"))
+            rows.append(
+                unusable_peer(stage, "other block size", producer.id, prompt, reference, "--block-len", "4194304")
+            )
             # Chunks are also what is evaluated at a time, so the reference is one with the same chunks.
             other_chunks = ("--chunk-tokens", "128")
             with stage.engine("alone", "--decode", *other_chunks) as alone:
                 reference_128 = alone.run(prompt)
-            rows.append(unusable_peer(stage, "other chunk size", producer.id, prompt, reference_128, *other_chunks))
+            same_block_len = ("--block-len", str(producer.ready["block_len"]))  # else that is what is refused
+            rows.append(
+                unusable_peer(
+                    stage, "other chunk size", producer.id, prompt, reference_128, *other_chunks, *same_block_len
+                )
+            )
             other = os.path.join(stage.work_dir, "other-model.gguf")
             shutil.copyfile(stage.model, other)
             with open(other, "ab") as file:
@@ -227,8 +258,9 @@ def unusable_peer(stage, case, peer, prompt, reference, *flags, model=None):
 def first_token_times(stage, lengths, repeats=5):
     """Time to the first token with a pull and without, medians."""
     rows = []
-    with stage.producer() as producer, stage.decoder("decode", producer.id) as with_pull, \
-            stage.decoder("alone") as without:
+    with stage.producer() as producer, stage.decoder("decode", producer.id) as with_pull, stage.decoder(
+        "alone"
+    ) as without:
         for number, tokens in enumerate(lengths):
             prompt = stage.corpus.prompt(80 + number, tokens)
             producer.run(prompt)
@@ -240,15 +272,25 @@ def first_token_times(stage, lengths, repeats=5):
             for result in pulled:
                 same_tokens(evaluated[0], result, f"{tokens} tokens")
                 require(result["pulled_chunks"] == result["chunks"], f"{tokens} tokens: {result}")
-            row = {"tokens": tokens, "bytes": pulled[0]["pull_bytes"],
-                   "without_ms": median(evaluated, "first_token_ms"), "evaluate_ms": median(evaluated, "evaluate_ms")}
+            row = {
+                "tokens": tokens,
+                "bytes": pulled[0]["pull_bytes"],
+                "without_ms": median(evaluated, "first_token_ms"),
+                "evaluate_ms": median(evaluated, "evaluate_ms"),
+            }
             for name in ("first_token_ms", "lookup_ms", "load_ms", "restore_ms"):
                 row[name] = median(pulled, name)
             row["gb_per_s"] = row["bytes"] / row["load_ms"] / 1e6
-            row["pull_and_restore_ms"] = statistics.median(r["lookup_ms"] + r["load_ms"] + r["restore_ms"] for r in pulled)
+            row["pull_and_restore_ms"] = statistics.median(
+                r["lookup_ms"] + r["load_ms"] + r["restore_ms"] for r in pulled
+            )
             rows.append(row)
-            print(f"  {tokens:5} tokens: first token after {row['first_token_ms']:.0f} ms with a pull, {row['without_ms']:.0f} ms without; "
-                  f"pull and restore {row['pull_and_restore_ms']:.1f} ms, {row['gb_per_s']:.2f} GB/s", flush=True)
+            print(
+                f"  {tokens:5} tokens: first token after {row['first_token_ms']:.0f} ms with a pull, "
+                f"{row['without_ms']:.0f} ms without; "
+                f"pull and restore {row['pull_and_restore_ms']:.1f} ms, {row['gb_per_s']:.2f} GB/s",
+                flush=True,
+            )
     return rows
 
 

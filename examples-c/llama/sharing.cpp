@@ -5,7 +5,8 @@ namespace {
 // Every chunk by itself; a prefix needs all of its chunks, so what counts is the run of them from the start.
 class ChunkSharing final : public Sharing {
 public:
-    ChunkSharing(uint32_t chunk_tokens, uint64_t state_bytes) : chunk_tokens_(chunk_tokens), state_bytes_(state_bytes) {}
+    ChunkSharing(uint32_t chunk_tokens, uint64_t state_bytes)
+        : chunk_tokens_(chunk_tokens), state_bytes_(state_bytes) {}
 
     std::vector<uint32_t> useful(uint32_t held, uint32_t chunks) const override {
         std::vector<uint32_t> prefixes;
@@ -40,7 +41,8 @@ public:
 
     std::vector<uint32_t> useful(uint32_t held, uint32_t chunks) const override {
         std::vector<uint32_t> prefixes;
-        for (uint32_t prefix = (held / stride_ + 1) * stride_; prefix <= chunks; prefix += stride_) prefixes.push_back(prefix);
+        for (uint32_t prefix = (held / stride_ + 1) * stride_; prefix <= chunks; prefix += stride_)
+            prefixes.push_back(prefix);
         return prefixes;
     }
     std::vector<size_t> pick(const std::vector<bool> &available) const override {
@@ -64,7 +66,9 @@ private:
 
 }  // namespace
 
-std::unique_ptr<Sharing> make_sharing(const CaptureVerdict &verdict, uint32_t chunk_tokens, uint32_t checkpoint_chunks) {
-    if (verdict.mode == CaptureMode::chunked) return std::make_unique<ChunkSharing>(chunk_tokens, verdict.chunk_state_bytes);
+std::unique_ptr<Sharing> make_sharing(const CaptureVerdict &verdict, uint32_t chunk_tokens,
+                                      uint32_t checkpoint_chunks) {
+    if (verdict.mode == CaptureMode::chunked)
+        return std::make_unique<ChunkSharing>(chunk_tokens, verdict.chunk_state_bytes);
     return std::make_unique<CheckpointSharing>(chunk_tokens, checkpoint_chunks);
 }

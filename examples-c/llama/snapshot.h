@@ -30,7 +30,8 @@ struct Snapshot {
 
 uint32_t parts_for(uint64_t state_bytes, uint64_t block_len);
 
-void write_snapshot_header(uint8_t *block, uint64_t state_bytes, uint32_t parts, uint32_t first_token, uint32_t end_token);
+void write_snapshot_header(uint8_t *block, uint64_t state_bytes, uint32_t parts, uint32_t first_token,
+                           uint32_t end_token);
 
 // Nothing when the block does not begin with a header that fits `block_len`.
 std::optional<SnapshotHeader> read_snapshot_header(const uint8_t *block, uint64_t block_len);

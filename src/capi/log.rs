@@ -224,7 +224,7 @@ impl Sink {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
         match self {
             Sink::Stderr(logger) => logger.enabled(metadata),
-            Sink::Callback(callback) => metadata.level() <= callback.level,
+            Sink::Callback(callback) => metadata.level() <= callback.level && !IN_CALLBACK.get(),
         }
     }
 
@@ -249,7 +249,7 @@ unsafe impl Send for Callback {}
 unsafe impl Sync for Callback {}
 
 thread_local! {
-    /// The callback is running on this thread: what it makes the library log must not come back to it.
+    /// The callback is running on this thread: what it makes the library log must not come back to it, now or later.
     static IN_CALLBACK: Cell<bool> = const { Cell::new(false) };
 }
 

@@ -113,8 +113,8 @@ pub unsafe extern "C" fn p2p_serve(tier: *const p2p_tier) -> p2p_status {
 
 /// Sets, replaces or clears how the engine answers lookups of peers.
 ///
-/// With P2P_SERVE_ON_PROGRESS_THREAD callbacks may come before this returns. Those of earlier ops may still be
-/// running; their `drop` is called when they are done, on whichever thread that is.
+/// With P2P_SERVE_ON_PROGRESS_THREAD callbacks may come before this returns. What earlier ops have left open is MISS; they
+/// are told of the end of every lookup, then dropped. A callback that is running is waited for: hold no lock that it takes.
 ///
 /// Parameters:
 /// - `tier`: borrowed for this call.

@@ -53,19 +53,19 @@ pub trait ControlSender: Send {
     fn open_connections(&self) -> usize;
 }
 
-/// One message as it arrived: who says it is from, and the bytes.
-#[derive(Debug)]
-pub struct Received {
+/// One message as it arrived: who says it is from, and the bytes. Where the transport has put them, not a copy.
+#[derive(Clone, Copy, Debug)]
+pub struct Received<'a> {
     /// The sender's routing id, unchecked.
-    pub identity: Vec<u8>,
-    pub payload: Vec<u8>,
+    pub identity: &'a [u8],
+    pub payload: &'a [u8],
 }
 
 /// Incoming messages of all peers.
 pub trait ControlReceiver: Send {
     /// The next message, or `None` when there is none now. Messages with a wrong number of frames or over the size
-    /// limit are dropped and counted.
-    fn receive(&mut self) -> Option<Received>;
+    /// limit are dropped and counted. The one before is let go.
+    fn receive(&mut self) -> Option<Received<'_>>;
 
     /// Messages dropped so far, for any reason.
     fn dropped(&self) -> u64;

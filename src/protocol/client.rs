@@ -140,15 +140,17 @@ impl ClientRole {
     }
 
     /// The load under a token, as the session needs it when the fetch is about to leave: its blocks, to be armed.
+    /// `None` if it is over; its name may be another load's by now.
     pub fn start_fetching(
         &mut self,
         cx: &mut Context,
         id: &KvRequestId,
         round: RoundSeq,
+        token: Option<u64>,
         fenced: bool,
     ) -> Option<(LoadToken, Vec<BlockIndex>)> {
         let load = self.requests.get_mut(id)?.loads.get_mut(&round)?;
-        if load.state != LoadState::Queued {
+        if load.state != LoadState::Queued || Some(load.token.0) != token {
             return None;
         }
         load.state = LoadState::Fetching;
@@ -199,7 +201,7 @@ impl ClientRole {
         request.lookup_timeout = timeout;
         let nothing_unsent = !request.has_unsent();
         if request.probes.is_empty() {
-            request.asked.reserve(keys.len());
+            request.asked.reserve(keys.len(), keys.as_bytes().len());
         }
         for (key, state) in keys.iter().zip(states) {
             *state = request.look_up(key);
@@ -345,8 +347,10 @@ impl ClientRole {
                 load.state = LoadState::Closing { cause };
                 self.close_fence(cx, id, round, fenced);
             }
-            // The round is over at the peer, so nothing of it writes any more: as good as an acknowledgement.
-            LoadState::Aborting { .. } => self.on_abort_ack(cx, id, round, fenced),
+            // The round is over at the peer, so nothing of it writes any more. The `abort_ack` is still to come, and must
+            // not find a later load of the same name.
+            LoadState::Aborting { .. } if !fenced => self.report(cx, id, round, JobFlags::default()),
+            LoadState::Aborting { .. } => {}
             LoadState::Queued | LoadState::Closing { .. } => cx.stats.messages_late += 1,
         }
     }
@@ -444,8 +448,8 @@ impl ClientRole {
                 self.report(cx, id, round, JobFlags::default());
             }
             LoadState::Fetching => {
-                load.state = LoadState::Aborting { cause: Some(cause) };
                 cancel_load_timer(cx, session, id, round, load);
+                load.state = LoadState::Aborting { cause: Some(cause) };
                 load.deadline = cx.now + cx.config.timeouts.abort_ack;
                 cx.timers.set(load.deadline, TimerKey::AbortAck(session, id.clone(), round));
                 if fenced {
@@ -491,13 +495,11 @@ impl ClientRole {
         }
     }
 
-    /// Whether this request's lookup has waited too long.
+    /// How long this request's lookup has waited, if that is too long.
     #[must_use]
-    pub fn lookup_expired(&self, cx: &Context, id: &KvRequestId) -> bool {
-        self.requests
-            .get(id)
-            .and_then(|request| request.lookup_deadline)
-            .is_some_and(|deadline| deadline <= cx.now)
+    pub fn lookup_expired(&self, cx: &Context, id: &KvRequestId) -> Option<Duration> {
+        let request = self.requests.get(id)?;
+        request.lookup_deadline.filter(|deadline| *deadline <= cx.now).map(|_| request.lookup_timeout)
     }
 
     /// The engine is done with the request.

@@ -102,14 +102,13 @@ pub struct ServeQueue {
     pub unsettled: BTreeMap<ServeId, RoundName>,
     /// Opened toward the engine and over.
     pub to_close: Vec<ServeId>,
-    /// Something came in since the engine was last asked.
+    /// A lookup came in since the engine was last asked.
     pub has_news: bool,
 }
 
 impl ServeQueue {
     pub fn close(&mut self, serve: ServeId) {
         self.to_close.push(serve);
-        self.has_news = true;
     }
 }
 

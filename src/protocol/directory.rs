@@ -68,21 +68,24 @@ impl Directory {
 
     /// Publishes all keys or none. A key that is published at the same block already stays as it is.
     pub fn publish(&mut self, keys: KeysView<'_>, blocks: &[BlockIndex]) -> Result<()> {
+        let mut added = Vec::with_capacity(keys.len());
         for (position, (key, block)) in keys.iter().zip(blocks).enumerate() {
-            if let Some(slot) = self.published(key)
-                && slot.block != *block
-            {
-                return Err(Error::new(
-                    ErrorKind::AlreadyExists,
-                    format!(
-                        "key {position} is published at block {} already, not at {block}; unpublish it first",
-                        slot.block
-                    ),
-                ));
+            match self.published(key).map(|slot| slot.block) {
+                Some(known) if known != *block => {
+                    added.into_iter().for_each(|key: &[u8]| self.remove(key));
+                    return Err(Error::new(
+                        ErrorKind::AlreadyExists,
+                        format!(
+                            "key {position} is published at block {known} already, not at {block}; unpublish it first"
+                        ),
+                    ));
+                }
+                Some(_) => {}
+                None => {
+                    self.add(key, *block);
+                    added.push(key);
+                }
             }
-        }
-        for (key, block) in keys.iter().zip(blocks) {
-            self.add(key, *block);
         }
         Ok(())
     }

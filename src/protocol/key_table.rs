@@ -57,9 +57,11 @@ impl KeyTable {
         true
     }
 
-    /// Makes room for so many more keys at once: a table that grows step by step hashes all of them anew each time.
-    pub fn reserve(&mut self, additional: usize) {
+    /// Makes room for so many more keys, of so many bytes in all: a table that grows step by step hashes all of them anew
+    /// each time.
+    pub fn reserve(&mut self, additional: usize, bytes: usize) {
         let KeyTable { hasher, keys, numbers } = self;
+        keys.reserve(additional, bytes);
         numbers.reserve(additional, |number| rehash(hasher, keys, *number));
     }
 

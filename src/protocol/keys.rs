@@ -104,9 +104,21 @@ impl KeyBatch {
         true
     }
 
+    /// Makes room for so many more keys of so many bytes in all.
+    pub fn reserve(&mut self, keys: usize, bytes: usize) {
+        self.ends.reserve(keys);
+        self.bytes.reserve(bytes);
+    }
+
     #[must_use]
     pub fn len(&self) -> usize {
         self.ends.len()
+    }
+
+    /// Of all keys together.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.bytes.len()
     }
 
     #[must_use]

@@ -203,8 +203,9 @@ impl Manager {
             self.with_session(session, |session, cx| {
                 let text = format!("a transfer of the round failed: {why}");
                 let cause = Cause::new(Outcome::TransportFailed, text);
-                session.server.on_transfer_failed(cx, &id, round, transfer, cause);
-                fault = session.on_transfer_failed(why, decisive);
+                if session.server.on_transfer_failed(cx, &id, round, transfer, cause) || decisive {
+                    fault = session.on_transfer_failed(why, decisive);
+                }
             });
             self.cx.touched.push(session);
             self.after_input();

@@ -89,7 +89,7 @@ pub struct Extension {
     pub dialed_as: Option<String>,
     /// `dialed_as_echo`: the `dialed_as` that the sender got from the receiver.
     pub dialed_as_echo: Option<String>,
-    /// `answers` (bin): the token of the receiver's `connect` that this one answers. Absent where the sender had none yet.
+    /// `answers` (bin): the token of the `connect` that this one answers. Absent where the sender spoke first.
     pub answers: Option<Vec<u8>>,
     /// `transports.tcp`
     pub tcp: Option<TcpOffer>,

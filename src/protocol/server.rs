@@ -38,9 +38,15 @@ pub struct ServerRole {
     held: Vec<Output>,
     registered: bool,
     transfers_live: usize,
+    /// Keys that the peer has named in rounds which are open.
+    keys_open: usize,
     rounds_served: u64,
     bytes_out: u64,
 }
+
+/// Keys that one peer may have named in open rounds, in messages of the largest size: each costs memory here, and time
+/// when the session ends.
+const FULL_MESSAGES_OPEN: usize = 4;
 
 impl ServerRole {
     #[must_use]
@@ -54,6 +60,7 @@ impl ServerRole {
             held: Vec::new(),
             registered: false,
             transfers_live: 0,
+            keys_open: 0,
             rounds_served: 0,
             bytes_out: 0,
         }
@@ -103,6 +110,14 @@ impl ServerRole {
         let open = self.rounds.len() + self.lookups.len();
         let limit = cx.config.limits.outstanding_per_peer;
         if open < limit { Ok(()) } else { Err(format!("more than {limit} rounds and lookups open at once")) }
+    }
+
+    fn check_keys(&self, cx: &Context, more: usize) -> Result<(), Violation> {
+        let limit = cx.config.limits.keys_per_message.saturating_mul(FULL_MESSAGES_OPEN);
+        if self.keys_open.saturating_add(more) <= limit {
+            return Ok(());
+        }
+        Err(format!("more than {limit} keys in rounds that are open at once"))
     }
 
     /// The peer's data plane can be written to.
@@ -157,6 +172,7 @@ impl ServerRole {
         if !self.rounds.contains_key(&name) {
             self.check_room(cx)?;
         }
+        self.check_keys(cx, fetch.keys.len())?;
         let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
         if round.has_demand() {
             return Err(format!(
@@ -164,6 +180,8 @@ impl ServerRole {
                 name.0, name.1
             ));
         }
+        round.keys_named += fetch.keys.len();
+        self.keys_open += fetch.keys.len();
         let mut pairs = Vec::with_capacity(blocks.len());
         round.demand(cx, (session, &name), fetch, blocks, &mut pairs);
         let unpinned = round.unmet();
@@ -240,6 +258,7 @@ impl ServerRole {
         self.settle(cx, &name);
     }
 
+    /// False if the round was ending already: then the transfer was to be cancelled, and says nothing of the peer.
     pub fn on_transfer_failed(
         &mut self,
         cx: &mut Context,
@@ -247,12 +266,14 @@ impl ServerRole {
         round: RoundSeq,
         transfer: TransferId,
         cause: Cause,
-    ) {
+    ) -> bool {
         let name = (id.clone(), round);
         self.transfers_live -= 1;
-        let Some(found) = self.rounds.get_mut(&name) else { return };
+        let Some(found) = self.rounds.get_mut(&name) else { return false };
+        let was_open = found.phase == Phase::Open;
         found.transfer_ended(transfer);
         self.end(cx, &name, cause, Reply::TransferDone);
+        was_open
     }
 
     pub fn on_round_timer(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
@@ -261,10 +282,7 @@ impl ServerRole {
         let Some(found) = self.rounds.get_mut(&name) else { return };
         match found.on_timer(cx) {
             round::Due::Nothing => {}
-            round::Due::Forget => {
-                self.rounds.remove(&name);
-                return;
-            }
+            round::Due::Forget => return drop(self.remove_round(&name)),
             round::Due::StoreTooOld => {
                 let cause = Cause::new(Outcome::TimedOut, "the store was not moved within its deadline");
                 return self.end(cx, &name, cause, Reply::TransferDone);
@@ -306,6 +324,13 @@ impl ServerRole {
             found.finish(cx, (self.session, &(id, round)), true);
         }
         self.transfers_live = 0;
+        self.keys_open = 0;
+    }
+
+    fn remove_round(&mut self, name: &(KvRequestId, RoundSeq)) -> Option<Round> {
+        let round = self.rounds.remove(name)?;
+        self.keys_open = self.keys_open.saturating_sub(round.keys_named);
+        Some(round)
     }
 
     fn write(&mut self, cx: &mut Context, name: &(KvRequestId, RoundSeq), pairs: Vec<BlockPair>) {
@@ -344,9 +369,9 @@ impl ServerRole {
         if !round.decide(cx.now) {
             return;
         }
-        let Some(mut round) = self.rounds.remove(name) else { return };
+        let Some(mut round) = self.remove_round(name) else { return };
         let reply = round.finish(cx, (session, name), false);
-        if !round.from_lookup {
+        if !round.from_lookup && name.1 == RoundSeq::FIRST {
             cx.ended_rounds.push((session, name.0.clone(), round.succeeded()));
         }
         let done = |success| {

@@ -47,7 +47,8 @@ pub enum State {
 pub enum Origin {
     /// A request of ours named the peer.
     Dialed,
-    /// The peer's first message. If it was a `connect`: what it called us, and its token.
+    /// The peer's first message. From its `connect`: what it called us, and the token that tells which session of it
+    /// this is.
     Answered { dialed_as: Option<String>, token: Option<Vec<u8>> },
 }
 
@@ -60,9 +61,9 @@ pub struct Session {
     /// Requests of the engine that pull from this peer.
     pub requests: BTreeSet<RequestId>,
     pub last_active: Timestamp,
-    origin: Origin,
-    /// What the peer must show on its data connections.
+    /// What the peer must show on its data connections to us, and says again in a `connect` that answers ours.
     token: Vec<u8>,
+    origin: Origin,
     state: State,
     dialect: Dialect,
     transport: Option<TransportKind>,
@@ -93,8 +94,8 @@ impl Session {
             server: ServerRole::new(id),
             requests: BTreeSet::new(),
             last_active: cx.now,
-            origin,
             token,
+            origin,
             state: State::Connecting,
             dialect: Dialect::Current,
             transport: None,
@@ -141,6 +142,11 @@ impl Session {
     }
 
     #[must_use]
+    pub fn token(&self) -> &[u8] {
+        &self.token
+    }
+
+    #[must_use]
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
@@ -149,6 +155,13 @@ impl Session {
     #[must_use]
     pub fn is_unheard(&self) -> bool {
         self.state == State::Connecting
+    }
+
+    /// The peer spoke first, and nothing has come of it yet.
+    #[must_use]
+    pub fn is_new_answer(&self) -> bool {
+        matches!((&self.origin, self.state), (Origin::Answered { .. }, State::Handshake { .. }))
+            && self.has_no_work()
     }
 
     /// Messages other than the handshake's are listened to.
@@ -160,12 +173,6 @@ impl Session {
     #[must_use]
     pub fn is_dying(&self) -> bool {
         self.state == State::Dying
-    }
-
-    /// Whether a `connect` that names this token answers the session's own.
-    #[must_use]
-    pub fn has_token(&self, token: &[u8]) -> bool {
-        self.token == token
     }
 
     /// The receiver's own data plane bars writes. Unknown transports have armed nothing yet.
@@ -285,8 +292,8 @@ impl Session {
         if let Some(why) = self.cannot_fetch(&fetch) {
             return self.client.refuse_queued(cx, &id, round, Cause::new(Outcome::Incompatible, why));
         }
-        let fenced = self.is_fenced();
-        let Some((load, blocks)) = self.client.start_fetching(cx, &id, round, fenced) else { return };
+        let (fenced, token) = (self.is_fenced(), fetch.load_token);
+        let Some((load, blocks)) = self.client.start_fetching(cx, &id, round, token, fenced) else { return };
         if fenced {
             cx.emit(Output::Arm { session: self.id, load, blocks });
         }
@@ -339,6 +346,13 @@ impl Session {
         cx.emit(Output::Redial { session: self.id });
         self.send_connect(cx);
         self.arm_redial(cx);
+    }
+
+    /// The peer has heard us under another name before: what counts is this session.
+    pub fn repeat_connect(&self, cx: &mut Context) {
+        if self.is_unheard() {
+            self.send_connect(cx);
+        }
     }
 
     /// The first `connect`, or one that repeats it before the handshake is over.
@@ -399,25 +413,16 @@ impl Session {
         self.become_ready(cx);
     }
 
-    pub fn on_connect_ack(&mut self, cx: &mut Context) -> Result<(), Cause> {
+    /// Before the peer's `connect` it can only mean an earlier session.
+    pub fn on_connect_ack(&mut self, cx: &mut Context) {
         match &mut self.state {
             State::Handshake { acknowledged, .. } if !*acknowledged => {
                 *acknowledged = true;
                 self.flush_queue(cx);
                 self.client.on_ready(cx);
                 self.become_ready(cx);
-                Ok(())
             }
-            State::Handshake { .. } | State::Ready => {
-                cx.stats.messages_late += 1;
-                Ok(())
-            }
-            // Of an earlier session, as its `connect` was.
-            State::Connecting if cx.now < self.stale_until => {
-                cx.stats.messages_late += 1;
-                Ok(())
-            }
-            State::Connecting | State::Dying => Err(violation("connect_ack before connect")),
+            _ => cx.stats.messages_late += 1,
         }
     }
 

@@ -18,6 +18,12 @@ use crate::protocol::timer::Timestamp;
 /// What queued messages of a closing session get to leave.
 const LINGER: Duration = Duration::from_millis(500);
 
+/// Kept only to be dropped.
+pub struct Transports {
+    _control: Option<Box<dyn ControlSender>>,
+    _data: Vec<Box<dyn DataTransport>>,
+}
+
 pub struct Core {
     pub manager: Manager,
     /// `None` once the tier has ended.
@@ -226,8 +232,8 @@ impl Core {
     }
 
     /// The transports, to be dropped without the lock: that may take a moment. Nothing is sent or moved any more.
-    pub fn take_transports(&mut self) -> (Option<Box<dyn ControlSender>>, Vec<Box<dyn DataTransport>>) {
-        (self.sender.take(), std::mem::take(&mut self.transports))
+    pub fn take_transports(&mut self) -> Transports {
+        Transports { _control: self.sender.take(), _data: std::mem::take(&mut self.transports) }
     }
 
     /// Gives every job that is still open its result, now that the transports are gone and touch nothing any more.

@@ -15,6 +15,8 @@ type Act = Box<dyn FnOnce()>;
 thread_local! {
     /// Locks that this thread holds.
     static HELD: Cell<usize> = const { Cell::new(0) };
+    /// This thread is at what was put off; what that takes and lets go is no occasion to begin again.
+    static RUNNING: Cell<bool> = const { Cell::new(false) };
     static PUT_OFF: RefCell<VecDeque<Act>> = const { RefCell::new(VecDeque::new()) };
 }
 
@@ -35,6 +37,16 @@ pub fn once_unlocked(act: impl FnOnce() + 'static) {
 }
 
 fn run_put_off() {
+    struct Running;
+    impl Drop for Running {
+        fn drop(&mut self) {
+            RUNNING.set(false);
+        }
+    }
+    if RUNNING.replace(true) {
+        return;
+    }
+    let _running = Running;
     let next = || PUT_OFF.try_with(|put_off| put_off.borrow_mut().pop_front()).ok().flatten();
     while let Some(act) = next() {
         act();

@@ -65,7 +65,7 @@ impl Shared {
             let Some(received) = receiver.receive() else { break };
             messages += 1;
             bytes += received.payload.len();
-            self.take_message(&received);
+            self.take_message(received);
         }
         if messages == INBOX_BATCH || bytes >= INBOX_BYTES {
             // More may be there, and nothing would tell of it again.
@@ -81,15 +81,15 @@ impl Shared {
     }
 
     /// Large messages are decoded outside the lock: engine calls do not wait for that.
-    fn take_message(&self, received: &Received) {
+    fn take_message(&self, received: Received<'_>) {
         let dialect = match self.core.lock() {
-            Ok(core) => core.manager.dialect_of(&received.identity),
+            Ok(core) => core.manager.dialect_of(received.identity),
             Err(_) => return,
         };
-        let decoded = codec::decode(&received.payload, dialect, &self.limits);
+        let decoded = codec::decode(received.payload, dialect, &self.limits);
         let Ok(mut core) = self.core.lock() else { return };
         let now = self.clock.now();
-        core.manager.handle_message(now, &received.identity, decoded);
+        core.manager.handle_message(now, received.identity, decoded);
         core.execute(now);
         self.leave(core);
     }

@@ -34,6 +34,7 @@ pub struct NodeOptions {
     pub timeouts: Timeouts,
     pub max_peers: usize,
     pub transport: TransportChoice,
+    pub limits: Limits,
 }
 
 impl Default for NodeOptions {
@@ -50,6 +51,7 @@ impl Default for NodeOptions {
             max_peers: 128,
             // What is the same wherever the tests run; tests of NIXL choose it.
             transport: TransportChoice::Tcp,
+            limits: Limits::default(),
         }
     }
 }
@@ -79,7 +81,7 @@ impl Node {
             transport: options.transport,
             progress: options.progress,
             max_peers: options.max_peers,
-            limits: Limits::default(),
+            limits: options.limits,
             timeouts: options.timeouts,
         })?;
         Ok(Node { tier, region, block_len: options.block_len })

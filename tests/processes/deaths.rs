@@ -128,7 +128,7 @@ fn pull_within(limit: Duration, consumer: &mut Engine, id: &str, peer: &str, tag
 
 /// Every other life ends with kill -9, the others with `p2p_tier_free`.
 fn end(mut engine: Engine, life: u64) {
-    if life % 2 == 0 {
+    if life.is_multiple_of(2) {
         engine.kill();
     } else {
         engine.free(true);

@@ -153,7 +153,7 @@ fn more_messages_than_a_frozen_peer_can_take_block_nobody() {
     let mut other = Engine::new(&Config::default());
     for engine in [&mut producer, &mut other] {
         engine.publish(&blocks(4), &tags(0, 4));
-        consumer.pull("before", &engine.id().to_owned(), &tags(0, 4), &blocks(4));
+        consumer.pull("before", engine.id(), &tags(0, 4), &blocks(4));
     }
     producer.stop();
     consumer.calls();

@@ -5,7 +5,7 @@ use crate::peer::{Config, Engine, blocks, tags};
 fn cycle(producer: &mut Engine, consumer: &mut Engine, number: u64) {
     let id = format!("r{number}");
     match number % 3 {
-        0 => consumer.pull(&id, &producer.id().to_owned(), &tags(0, 2), &blocks(2)),
+        0 => consumer.pull(&id, producer.id(), &tags(0, 2), &blocks(2)),
         1 => {
             consumer.pull_from(&id, producer.id());
             consumer.load(&id, number, &[50], &[9]);

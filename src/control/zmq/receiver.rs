@@ -11,6 +11,8 @@ pub struct ZmqReceiver {
     router: ::zmq::Socket,
     fd: RawFd,
     dropped: u64,
+    /// Identity and payload of the message that was received last.
+    last: Option<(::zmq::Message, ::zmq::Message)>,
 }
 
 impl ZmqReceiver {
@@ -18,7 +20,7 @@ impl ZmqReceiver {
         let fd = router.get_fd().map_err(|error| {
             Error::new(ErrorKind::Os, format!("the control socket gives no event fd: {error}"))
         })?;
-        Ok(ZmqReceiver { router, fd, dropped: 0 })
+        Ok(ZmqReceiver { router, fd, dropped: 0, last: None })
     }
 
     /// Reads the rest of a message and counts it as dropped. Returns how many frames that were.
@@ -46,13 +48,15 @@ impl ZmqReceiver {
 }
 
 impl ControlReceiver for ZmqReceiver {
-    fn receive(&mut self) -> Option<Received> {
+    fn receive(&mut self) -> Option<Received<'_>> {
+        self.last = None;
         loop {
             let identity = receive_frame(&self.router)?;
             let payload = if identity.get_more() { receive_frame(&self.router) } else { None };
             match payload {
                 Some(payload) if !payload.get_more() => {
-                    return Some(Received { identity: identity.to_vec(), payload: payload.to_vec() });
+                    let (identity, payload) = self.last.insert((identity, payload));
+                    return Some(Received { identity, payload });
                 }
                 Some(payload) => {
                     let frames = 2 + self.drop_rest(payload.get_more());

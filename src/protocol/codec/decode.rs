@@ -1,6 +1,6 @@
 //! Bytes → [`Message`].
 
-use std::net::IpAddr;
+use core::net::IpAddr;
 
 use super::super::config::Limits;
 use super::super::ids::{Instance, KvRequestId, RoundSeq};
@@ -185,10 +185,7 @@ impl<'a> Form<'_, 'a> {
             instance: Instance(narrow(instance)?),
             dialed_as: optional_text(&fields, "dialed_as")?,
             dialed_as_echo: optional_text(&fields, "dialed_as_echo")?,
-            answers: fields
-                .optional("answers")
-                .map(|value| value.read(|token| token.bin(0..=MAX_TOKEN)).map(<[u8]>::to_vec))
-                .transpose()?,
+            answers: fields.optional("answers").map(access_token).transpose()?,
             tcp,
             nixl,
             features: fields.optional("features").map_or(Ok(Vec::new()), features)?,
@@ -208,7 +205,7 @@ impl<'a> Form<'_, 'a> {
         Ok(TcpOffer {
             addresses: all(fields.required("addresses")?.array(MAX_ADDRESSES)?, address)?,
             port: narrow(fields.required("port")?.read(|token| token.integer_in(1..=u16::MAX.into()))?)?,
-            token: fields.required("token")?.read(|token| token.bin(0..=MAX_TOKEN))?.to_vec(),
+            token: access_token(fields.required("token")?)?,
             host_identity: fields.required("host_identity")?.read(short_text)?.to_owned(),
         })
     }
@@ -297,6 +294,10 @@ fn address(token: Token) -> Reading<IpAddr> {
 
 fn optional_text(fields: &Fields, name: &'static str) -> Reading<Option<String>> {
     fields.optional(name).map(|value| value.read(short_text).map(str::to_owned)).transpose()
+}
+
+fn access_token(value: Value) -> Reading<Vec<u8>> {
+    value.read(|token| token.bin(0..=MAX_TOKEN)).map(<[u8]>::to_vec)
 }
 
 fn short_text(token: Token<'_>) -> Reading<&str> {

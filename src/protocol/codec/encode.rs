@@ -51,8 +51,8 @@ fn put_extension(map: &mut MapWriter, extension: &Extension) {
     map.key("instance").bin(&extension.instance.0);
     optional_text(map, "dialed_as", extension.dialed_as.as_deref());
     optional_text(map, "dialed_as_echo", extension.dialed_as_echo.as_deref());
-    if let Some(token) = &extension.answers {
-        map.key("answers").bin(token);
+    if let Some(answers) = &extension.answers {
+        map.key("answers").bin(answers);
     }
     map.key("transports").map(|map| {
         if let Some(tcp) = &extension.tcp {

@@ -7,7 +7,7 @@ use crate::protocol::codec::{CodecError, Decoded};
 use crate::protocol::context::Cause;
 use crate::protocol::ids::{KvRequestId, PeerId, SessionId};
 use crate::protocol::job::Outcome;
-use crate::protocol::message::{Connect, Dialect, Fetch, Message};
+use crate::protocol::message::{Connect, Dialect, Extension, Fetch, Message};
 use crate::protocol::session::{Origin, Session};
 use crate::protocol::timer::Timestamp;
 
@@ -128,28 +128,56 @@ impl Manager {
             }
         };
         match (living, message) {
-            (_, Message::Connect(connect)) if self.is_stale(living, &connect) => {
-                log::debug!("peer {peer}: ignored its answer to a session that is over");
-                self.cx.stats.messages_late += 1;
-            }
-            (Some(session), Message::Connect(connect)) => self.on_connect(session, connect),
+            (Some(session), Message::Connect(connect)) => self.on_connect_from(peer, Some(session), connect),
             (Some(session), message) => self.dispatch(session, message),
-            (None, Message::Connect(connect)) => self.on_first_connect(peer, connect),
-            (None, _) => {
-                // Not heard by any session: perhaps meant for one that is gone. Our `connect` tells the peer so.
-                self.cx.stats.messages_late += 1;
-                self.answer(peer, Origin::Answered { dialed_as: None, token: None });
-            }
+            (None, Message::Connect(connect)) if !self.shut_down => self.on_connect_from(peer, None, connect),
+            (None, message) => self.on_late(peer, &message),
         }
     }
 
-    /// A `connect` that answers one of a session of ours that has died. The data plane that it names ends with the
-    /// session that sent it; what answers the living session is still to come.
-    fn is_stale(&self, living: Option<SessionId>, connect: &Connect) -> bool {
-        let answers = connect.extension.as_ref().and_then(|extension| extension.answers.as_deref());
-        let unheard = living.and_then(|id| self.sessions.get(&id)).is_none_or(Session::is_unheard);
-        let ours = |token: &[u8]| self.sessions.values().any(|s| !s.is_dying() && s.has_token(token));
-        unheard && answers.is_some_and(|token| !ours(token))
+    /// Not heard by any session: meant for one that is gone. Our `connect` tells the peer so, if it does not know.
+    fn on_late(&mut self, peer: &PeerId, message: &Message) {
+        self.cx.stats.messages_late += 1;
+        if !self.shut_down && !matches!(message, Message::Disconnect(_)) {
+            self.answer(peer, Origin::Answered { dialed_as: None, token: None });
+        }
+    }
+
+    /// A `connect` that answers one of ours is for the session that sent that, whatever the peer calls itself. If that
+    /// session is gone, it is for none: the peer will begin anew with what our present session has sent, or sends now.
+    fn on_connect_from(&mut self, peer: &PeerId, living: Option<SessionId>, connect: Box<Connect>) {
+        let answered = answered_token(&connect).map(|token| self.living_with_token(token));
+        match (answered, living) {
+            (None, Some(session)) => self.on_connect(session, connect),
+            (None, None) => self.on_first_connect(peer, connect),
+            (Some(Some(session)), _) => {
+                self.take_name(peer, living, session);
+                self.on_connect(session, connect);
+            }
+            (Some(None), Some(_)) => self.cx.stats.messages_late += 1,
+            (Some(None), None) => self.on_late(peer, &Message::Connect(connect)),
+        }
+    }
+
+    fn living_with_token(&self, token: &[u8]) -> Option<SessionId> {
+        let is_it = |id: &SessionId| self.sessions.get(id).is_some_and(|session| session.token() == token);
+        self.by_peer.values().copied().find(is_it)
+    }
+
+    /// `peer` turned out to be the one that `session` dialled, perhaps under another name.
+    fn take_name(&mut self, peer: &PeerId, living: Option<SessionId>, session: SessionId) {
+        if living == Some(session) {
+            return;
+        }
+        let Some(name) = self.sessions.get(&session).map(|found| found.peer.clone()) else { return };
+        if let Some(other) = living {
+            let text = format!("the peer was dialled anew, as {name}");
+            self.kill(other, Cause::new(Outcome::PeerLost, text), false);
+        }
+        if *peer != name {
+            log::info!("peer {peer} is the one dialled as {name}");
+            self.aliases.insert(peer.clone(), session);
+        }
     }
 
     fn on_unknown(&mut self, peer: &PeerId, kind: &str) {
@@ -177,23 +205,12 @@ impl Manager {
     /// A peer without a session says `connect`: a new peer, or one that we dialled under another name.
     fn on_first_connect(&mut self, peer: &PeerId, connect: Box<Connect>) {
         if let Some(session) = self.dialed_under_another_name(peer, &connect) {
-            log::info!(
-                "peer {peer} is the one dialled as {}",
-                self.sessions.get(&session).map_or("", |s| s.peer.as_str())
-            );
-            self.aliases.insert(peer.clone(), session);
+            self.take_name(peer, None, session);
             return self.on_connect(session, connect);
         }
-        if let Some(session) = self.answer_to(peer, &connect) {
+        if let Some(session) = self.answer(peer, answer_to(&connect)) {
             self.on_connect(session, connect);
         }
-    }
-
-    fn answer_to(&mut self, peer: &PeerId, connect: &Connect) -> Option<SessionId> {
-        let extension = connect.extension.as_ref();
-        let dialed_as = extension.and_then(|extension| extension.dialed_as.clone());
-        let token = extension.and_then(|extension| extension.tcp.as_ref()).map(|tcp| tcp.token.clone());
-        self.answer(peer, Origin::Answered { dialed_as, token })
     }
 
     fn answer(&mut self, peer: &PeerId, origin: Origin) -> Option<SessionId> {
@@ -244,10 +261,15 @@ impl Manager {
         let Some(peer) = self.sessions.get(&session).map(|session| session.peer.clone()) else { return };
         let alias = self.aliases.iter().find(|(_, other)| **other == session).map(|(name, _)| name.clone());
         self.kill(session, Cause::new(Outcome::PeerLost, "the peer restarted"), false);
-        if let Some(next) = self.answer_to(&peer, &connect) {
-            if let Some(alias) = alias {
-                self.aliases.insert(alias, next);
-            }
+        // An answer to the session that just ended is none to the next.
+        let taken = answered_token(&connect).is_none();
+        let origin =
+            if taken { answer_to(&connect) } else { Origin::Answered { dialed_as: None, token: None } };
+        let Some(next) = self.answer(&peer, origin) else { return };
+        if let Some(alias) = alias {
+            self.aliases.insert(alias, next);
+        }
+        if taken {
             self.on_connect(next, connect);
         }
     }
@@ -255,7 +277,10 @@ impl Manager {
     fn dispatch(&mut self, session: SessionId, message: Message) {
         let Some(found) = self.sessions.get_mut(&session) else { return };
         let result = match message {
-            Message::ConnectAck(_) => found.on_connect_ack(&mut self.cx),
+            Message::ConnectAck(_) => {
+                found.on_connect_ack(&mut self.cx);
+                Ok(())
+            }
             Message::Disconnect(disconnect) => match found.on_disconnect(&self.cx, &disconnect) {
                 Some(cause) => return self.kill(session, cause, false),
                 None => self.ignore_late(),
@@ -338,7 +363,8 @@ impl Manager {
     /// The name of the session's peer cannot be resolved.
     pub fn handle_unresolvable(&mut self, now: Timestamp, session: SessionId, why: &str) {
         self.cx.now = now;
-        if let Some(name) = self.sessions.get(&session).map(|found| found.peer.clone()) {
+        let heard = self.sessions.get(&session).filter(|found| found.is_new_answer());
+        if let Some(name) = heard.map(|found| found.peer.clone()) {
             self.blame_misnamed(session, &name);
         }
         self.kill(session, Cause::new(Outcome::NoPeer, format!("its name cannot be resolved: {why}")), false);
@@ -363,19 +389,30 @@ impl Manager {
     /// The addresses that the session's control connection uses.
     pub fn handle_resolved(&mut self, now: Timestamp, session: SessionId, addresses: Vec<SocketAddr>) {
         self.cx.now = now;
-        let twin = self.unheard_at(&addresses, Some(session));
-        match twin {
-            Some(twin) if self.is_answer_without_work(session) => self.merge(session, twin),
-            _ => self.with_session(session, |session, cx| session.on_resolved(cx, addresses)),
+        let Some(found) = self.sessions.get(&session) else { return };
+        if found.is_new_answer()
+            && let Some(dialed) = self.unheard_at(&addresses, Some(session))
+        {
+            self.merge(session, dialed);
+        } else {
+            let heard = if found.is_unheard() { self.new_answer_at(&addresses) } else { None };
+            self.with_session(session, |session, cx| session.on_resolved(cx, addresses));
+            if let Some(heard) = heard {
+                self.merge(heard, session);
+            }
         }
         self.after_input();
     }
 
-    fn is_answer_without_work(&self, session: SessionId) -> bool {
-        self.sessions.get(&session).is_some_and(|found| found.peer_connect().is_some() && found.has_no_work())
+    fn new_answer_at(&self, addresses: &[SocketAddr]) -> Option<SessionId> {
+        let fits = |session: &&Session| {
+            session.is_new_answer() && session.addresses().iter().any(|known| addresses.contains(known))
+        };
+        self.sessions.values().find(fits).map(|session| session.id)
     }
 
-    /// Two names of one address: the session that was dialled takes over what the other one heard.
+    /// Two names of one address: the session that was dialled takes over what the other one heard. A libp2pkv knows the
+    /// one from the other by their tokens, and has to hear the one that stays last.
     fn merge(&mut self, heard: SessionId, dialed: SessionId) {
         let Some(found) = self.sessions.get(&heard) else { return };
         let (name, connect) = (found.peer.clone(), found.peer_connect().cloned());
@@ -385,8 +422,9 @@ impl Manager {
             false,
         );
         self.aliases.insert(name, dialed);
-        if let Some(connect) = connect {
-            self.on_connect(dialed, Box::new(connect));
+        match connect {
+            Some(connect) if connect.extension.is_none() => self.on_connect(dialed, Box::new(connect)),
+            _ => self.with_session(dialed, |session, cx| session.repeat_connect(cx)),
         }
     }
 
@@ -406,8 +444,8 @@ impl Manager {
     }
 
     pub(super) fn on_lookup_deadline(&mut self, session: SessionId, id: &KvRequestId) {
-        if self.sessions.get(&session).is_some_and(|found| found.client.lookup_expired(&self.cx, id)) {
-            let waited = self.cx.config.timeouts.lookup;
+        let expired = self.sessions.get(&session).and_then(|found| found.client.lookup_expired(&self.cx, id));
+        if let Some(waited) = expired {
             let text = format!("no answer to a lookup of kv_request_id {id} within {waited:?}");
             self.kill(session, Cause::new(Outcome::PeerLost, text), true);
         }
@@ -466,13 +504,24 @@ impl Manager {
 fn is_another_life(known: &Connect, connect: &Connect) -> bool {
     match (&known.extension, &connect.extension) {
         (Some(known), Some(new)) => {
-            let token = |extension: &crate::protocol::message::Extension| {
-                extension.tcp.as_ref().map(|tcp| tcp.token.clone())
-            };
+            let token = |extension: &Extension| extension.tcp.as_ref().map(|tcp| tcp.token.clone());
             known.instance != new.instance || token(known) != token(new)
         }
         _ => known.agent_metadata != connect.agent_metadata,
     }
+}
+
+fn answer_to(connect: &Connect) -> Origin {
+    let extension = connect.extension.as_ref();
+    Origin::Answered {
+        dialed_as: extension.and_then(|extension| extension.dialed_as.clone()),
+        token: extension.and_then(|extension| extension.tcp.as_ref()).map(|tcp| tcp.token.clone()),
+    }
+}
+
+/// The token of our session that a `connect` answers.
+fn answered_token(connect: &Connect) -> Option<&[u8]> {
+    connect.extension.as_ref()?.answers.as_deref()
 }
 
 fn parse_identity(identity: &[u8]) -> Option<PeerId> {

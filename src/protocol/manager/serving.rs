@@ -43,13 +43,13 @@ impl Manager {
     /// A lookup came in, or a context ended, since the engine was last asked.
     #[must_use]
     pub fn has_serve_news(&self) -> bool {
-        self.cx.serve.has_news
+        self.cx.serve.has_news || !self.cx.serve.to_close.is_empty()
     }
 
     /// Everything to ask the engine now. Keys that it leaves open are asked about again the next time.
     pub fn serve_work(&mut self, now: Timestamp) -> Vec<ServeWork> {
         self.cx.now = now;
-        self.cx.serve.has_news = !self.cx.serve.to_close.is_empty();
+        self.cx.serve.has_news = false;
         let mut work = Vec::new();
         for (serve, (session, id, round)) in &self.cx.serve.unsettled {
             let Some(session) = self.sessions.get_mut(session) else { continue };
@@ -62,7 +62,6 @@ impl Manager {
 
     /// Contexts that the engine has seen and that are over.
     pub fn serve_closed(&mut self) -> Vec<ServeId> {
-        self.cx.serve.has_news = false;
         std::mem::take(&mut self.cx.serve.to_close)
     }
 

@@ -68,17 +68,19 @@ pub struct ServeAnswer {
 impl ServerRole {
     pub fn on_lookup(&mut self, cx: &mut Context, lookup: Lookup) -> Result<(), Violation> {
         self.check_room(cx)?;
+        self.check_keys(cx, lookup.keys.len())?;
         let name = (lookup.kv_request_id, lookup.round_seq);
         self.forget_acknowledgement(&name);
         let session = self.session;
         let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
-        round.from_lookup |= !round.has_demand();
-        let open = !round.has_demand();
+        round.keys_named += lookup.keys.len();
+        self.keys_open += lookup.keys.len();
+        let open = round.looked_up(cx.now);
         let engine_serves = cx.serve.engine_serves && open;
         let mut unsettled = false;
         let mut answers = Vec::with_capacity(lookup.keys.len());
         if open {
-            round.expect_keys(cx, lookup.keys.len());
+            round.expect_keys(cx, &lookup.keys);
         }
         let mut no_pairs = Vec::new();
         for key in lookup.keys.iter() {

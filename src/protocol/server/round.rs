@@ -19,7 +19,7 @@ use smallvec::SmallVec;
 use crate::protocol::context::{Cause, Context, TimerKey};
 use crate::protocol::ids::{BlockIndex, BlockPair, JobId, KvRequestId, RoundSeq, SessionId, TransferId};
 use crate::protocol::job::{JobFlags, Outcome};
-use crate::protocol::keys::Key;
+use crate::protocol::keys::{Key, KeyBatch};
 use crate::protocol::message::Fetch;
 use crate::protocol::timer::Timestamp;
 
@@ -66,6 +66,8 @@ pub struct Round {
     pub from_lookup: bool,
     pub producer_finished: bool,
     pub load_token: Option<u64>,
+    /// Keys of the lookups and the fetch that named this round.
+    pub keys_named: usize,
     pub jobs: SmallVec<[RoundJob; 2]>,
     supply: Supply,
     /// Keys asked for and not met yet.
@@ -93,6 +95,7 @@ impl Round {
             from_lookup: false,
             producer_finished: false,
             load_token: None,
+            keys_named: 0,
             jobs: SmallVec::new(),
             supply: Supply::new(cx.hasher()),
             unmet: HashMap::with_hasher(cx.hasher()),
@@ -104,6 +107,17 @@ impl Round {
             warned: false,
             expired: false,
         }
+    }
+
+    /// A lookup names the round: its pins get their full time from now. False if a fetch has closed the round already.
+    pub fn looked_up(&mut self, now: Timestamp) -> bool {
+        if self.demanded.is_some() {
+            return false;
+        }
+        self.from_lookup = true;
+        self.began = now;
+        self.expired = false;
+        true
     }
 
     pub fn has_demand(&self) -> bool {
@@ -173,9 +187,10 @@ impl Round {
         }
     }
 
-    /// Makes room for what the directory can have of so many keys.
-    pub fn expect_keys(&mut self, cx: &Context, keys: usize) {
-        self.supply.reserve(keys.min(cx.directory.len()));
+    /// Makes room for as many of these keys as the directory can have.
+    pub fn expect_keys(&mut self, cx: &Context, keys: &KeyBatch) {
+        let count = keys.len().min(cx.directory.len());
+        self.supply.reserve(count, keys.bytes().min(count.saturating_mul(cx.config.limits.key_len)));
     }
 
     fn meet(
@@ -269,9 +284,11 @@ impl Round {
                 true
             }
             Phase::Ending { reply: owed, .. } => {
-                if reply != Reply::TransferDone {
-                    *owed = reply;
-                }
+                *owed = match (*owed, reply) {
+                    (Reply::AbortAck, _) | (_, Reply::AbortAck) => Reply::AbortAck,
+                    (Reply::Nothing, _) | (_, Reply::Nothing) => Reply::Nothing,
+                    (Reply::TransferDone, Reply::TransferDone) => Reply::TransferDone,
+                };
                 false
             }
         }

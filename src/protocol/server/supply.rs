@@ -49,8 +49,9 @@ impl Supply {
         Ok(block)
     }
 
-    pub fn reserve(&mut self, additional: usize) {
-        self.keys.reserve(additional);
+    pub fn reserve(&mut self, keys: usize, bytes: usize) {
+        self.keys.reserve(keys, bytes);
+        self.blocks.reserve(keys);
     }
 
     /// Empties it; the pins are to be given back to the directory.
