@@ -31,6 +31,8 @@ pub struct Core {
     transports: Vec<Box<dyn DataTransport>>,
     /// Which of `transports` a session uses, once it is registered there.
     routes: HashMap<SessionId, usize>,
+    /// Whether the transports were told to expect writes.
+    expects_writes: bool,
     /// Every message is encoded here.
     buffer: Vec<u8>,
     /// Ended jobs, to be queued for the engine when the lock is free.
@@ -50,6 +52,7 @@ impl Core {
             sender: Some(sender),
             transports,
             routes: HashMap::new(),
+            expects_writes: false,
             buffer: Vec::new(),
             finished: Vec::new(),
             control_events: Vec::new(),
@@ -161,6 +164,17 @@ impl Core {
                         true,
                     ),
                 },
+            }
+        }
+        self.tell_of_expected_writes();
+    }
+
+    /// Only transports that cannot fence are interested.
+    fn tell_of_expected_writes(&mut self) {
+        let expected = self.manager.has_exposed_loads();
+        if std::mem::replace(&mut self.expects_writes, expected) != expected {
+            for transport in &mut self.transports {
+                transport.expect_writes(expected);
             }
         }
     }

@@ -60,14 +60,18 @@ pub fn config(node: usize, life: u8, kind: TransportKind) -> CoreConfig {
         host_identity: String::new(),
     };
     let transports = match kind {
-        TransportKind::Tcp => {
-            LocalTransports { preference: vec![TransportKind::Tcp], tcp: Some(tcp), nixl_metadata: None }
-        }
+        TransportKind::Tcp => LocalTransports {
+            preference: vec![TransportKind::Tcp],
+            tcp: Some(tcp),
+            nixl_metadata: None,
+            ..LocalTransports::default()
+        },
         // Offers tcp too, as every tier does.
         TransportKind::Nixl => LocalTransports {
             preference: vec![TransportKind::Nixl, TransportKind::Tcp],
             tcp: Some(tcp),
             nixl_metadata: Some(vec![node as u8, life]),
+            ..LocalTransports::default()
         },
     };
     CoreConfig {
