@@ -469,7 +469,9 @@ impl Session {
     /// Why the peer's `disconnect` ends this session; `None` if it cannot mean this one.
     #[must_use]
     pub fn on_disconnect(&self, cx: &Context, disconnect: &Disconnect) -> Option<Cause> {
-        if self.is_unheard() && cx.now < self.stale_until {
+        // A libp2pkv peer (it gives a reason) has said `connect` in every session that it ends: before that, it ends one of
+        // an earlier session, of ours or of the process that was here before us. A vLLM that backs off says nothing else.
+        if self.is_unheard() && (disconnect.reason.is_some() || cx.now < self.stale_until) {
             return None;
         }
         let said = disconnect.reason.as_deref().unwrap_or("no reason given");
