@@ -687,7 +687,7 @@ typedef struct p2p_tier_config {
    */
   uint32_t data_port;
   /**
-   * TCP connections to each peer. Default: 2.
+   * TCP connections to each peer. Default: 1; more can help on links with much delay.
    */
   uint32_t tcp_streams;
   /**

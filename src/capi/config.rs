@@ -49,7 +49,7 @@ pub struct p2p_tier_config {
     pub port: u32,
     /// Port of the TCP data plane. Default: any free one.
     pub data_port: u32,
-    /// TCP connections to each peer. Default: 2.
+    /// TCP connections to each peer. Default: 1; more can help on links with much delay.
     pub tcp_streams: u32,
     /// A `p2p_transport`. Default: P2P_TRANSPORT_AUTO.
     pub transport: u32,
@@ -154,7 +154,7 @@ pub(super) fn to_tier_config(
         advertised_host: text(&config.advertised_host, "advertised_host")?,
         port: port_number(port, "port")?,
         data_port: port_number(u64::from(config.data_port), "data_port")?,
-        tcp_streams: if config.tcp_streams == 0 { 2 } else { config.tcp_streams as usize },
+        tcp_streams: if config.tcp_streams == 0 { 1 } else { config.tcp_streams as usize },
         tcp_congestion: text(&config.tcp_congestion, "tcp_congestion")?,
         nixl_backends: nixl_backends(text(&config.nixl_backends, "nixl_backends")?, environment)?,
         nixl_threads: nixl_threads(config)?,
@@ -374,7 +374,7 @@ mod tests {
     fn zeros_mean_the_defaults_of_the_design() {
         let config = convert(|_| ()).unwrap();
         assert_eq!((config.host.as_str(), config.port, config.data_port), ("127.0.0.1", 0, 0));
-        assert_eq!((config.tcp_streams, config.max_peers), (2, 128));
+        assert_eq!((config.tcp_streams, config.max_peers), (1, 128));
         assert_eq!((config.nixl_backends, config.nixl_threads), (vec!["UCX".to_owned()], 0));
         assert_eq!((config.config_fingerprint.as_str(), config.hash_seed.as_str()), ("", "vllm-none-hash"));
         assert_eq!((config.limits, config.timeouts), (Limits::default(), Timeouts::default()));
