@@ -123,11 +123,9 @@ fn small_map(kind: &str, rest: &[u8]) -> Vec<u8> {
 fn malformed_messages_end_only_the_session_that_they_came_by() {
     under_attack("garbage", NodeOptions::default(), |victim| {
         let stranger = Raw::new(victim);
-        let mut state = 1u64;
         for length in 0..400 {
             let mut bytes = vec![0; length];
-            common::pattern(state, &mut bytes);
-            state += 1;
+            common::pattern(length as u64, &mut bytes);
             stranger.send_bytes(&bytes);
         }
         let mut lookup_bytes = Vec::new();
