@@ -82,6 +82,8 @@ impl Tier {
             config.port = small("port");
             config.data_port = small("data_port");
             config.progress = small("progress");
+            // What is promised of tcp, above all its fence, is looked at; also where NIXL is installed.
+            config.transport = p2p_transport::TCP as u32;
             config.handshake_timeout_ms = number(options, "handshake_ms");
             config.load_timeout_ms = number(options, "load_ms");
             config.store_timeout_ms = number(options, "store_ms");
