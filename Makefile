@@ -20,6 +20,13 @@ test: ## everything that CI runs
 	scripts/requirements.sh test
 	scripts/test.sh
 
+interop: build ## our tier against real vLLM tiers over NIXL (takes wheels from PyPI into a cache)
+	scripts/requirements.sh test
+	P2PKV_LIBRARY=$(abspath $(RELEASE))/$(SONAME) python3 tests/interop/run.py $(VLLM)
+
+bench-vllm: build ## the same pulls by two vLLM tiers and by two of ours
+	P2PKV_LIBRARY=$(abspath $(RELEASE))/$(SONAME) python3 tests/interop/bench.py $(VLLM)
+
 examples: build ## build the C examples into build/examples
 	$(MAKE) -C examples-c P2PKV_LIB=$(abspath $(RELEASE))
 
@@ -51,7 +58,7 @@ clean: ## remove everything that was built
 	rm -rf build
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test examples header bench install requirements clean help
+.PHONY: build demo test interop bench-vllm examples header bench install requirements clean help

@@ -29,7 +29,7 @@ static int open_fetch(struct fetch *fetch, const char *host, const char *port)
     config.base_addr = fetch->region;
     config.num_blocks = fetch->text.count;
     config.block_len = BLOCK_LEN;
-    config.handshake_timeout_ms = 5000; /* somebody watches: 5 s instead of 30 s for a peer that is not there */
+    config.handshake_timeout_ms = PATIENCE_MS;
     if (is_error(p2p_tier_new(&config, &fetch->tier), "p2p_tier_new"))
         return 0;
 

@@ -155,7 +155,7 @@ static int open_tier(struct engine *engine)
     config.base_addr = engine->region;
     config.num_blocks = engine->text.count;
     config.block_len = BLOCK_LEN;
-    config.handshake_timeout_ms = 5000;
+    config.handshake_timeout_ms = PATIENCE_MS;
     return !is_error(p2p_tier_new(&config, &engine->tier), "p2p_tier_new");
 }
 

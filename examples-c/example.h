@@ -17,6 +17,11 @@
 #define KEY_LEN 36            /* 32 bytes of block hash, 4 bytes of KV-cache-group index */
 #define MAX_BLOCKS 4096       /* longer texts are cut, so that a region is at most 256 MiB */
 
+/* How long a peer that is not there is waited for: somebody watches, so less than the library's 30 s. */
+#ifndef PATIENCE_MS
+#define PATIENCE_MS 10000
+#endif
+
 /* The keys of all full blocks of one text. */
 struct text {
     uint8_t *key_bytes; /* count * KEY_LEN, owned */

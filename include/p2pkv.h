@@ -755,6 +755,18 @@ typedef struct p2p_tier_config {
    * seconds, else 300000.
    */
   uint64_t idle_timeout_ms;
+  /**
+   * NIXL plug-ins to use, comma-separated. Default: P2PKV_NIXL_BACKENDS, else "UCX".
+   */
+  struct p2p_str nixl_backends;
+  /**
+   * Threads of NIXL's own that share a large transfer, at most 64. Default: none.
+   */
+  uint32_t nixl_threads;
+  /**
+   * Must be 0.
+   */
+  uint32_t reserved;
 } p2p_tier_config;
 
 /**

@@ -18,6 +18,15 @@ for pair in "${needed[@]}"; do
     packages+=("${pair##*:}")
   fi
 done
+# The bindings to NIXL (cargo feature nixl, on by default) are made with libclang; NIXL itself is not needed.
+has_libclang() {
+  compgen -G "${LIBCLANG_PATH:-/nonexistent}/libclang*.so*" >/dev/null || ldconfig -p 2>/dev/null | grep -q 'libclang[-0-9.]*\.so' ||
+    compgen -G '/usr/lib/llvm*/lib/libclang*.so*' >/dev/null || compgen -G '/usr/lib*/libclang*.so*' >/dev/null
+}
+if ! has_libclang; then
+  echo "missing: libclang (package libclang-dev), or build with --no-default-features, without NIXL" >&2
+  packages+=(libclang-dev)
+fi
 if [ ${#packages[@]} -gt 0 ]; then
   mapfile -t packages < <(printf '%s\n' "${packages[@]}" | sort -u)
   if ! command -v apt-get >/dev/null; then

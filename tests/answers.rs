@@ -23,7 +23,7 @@ fn manager(name: &str, instance: u8) -> Manager {
         transports: LocalTransports {
             preference: vec![TransportKind::Tcp],
             tcp: Some(LocalTcp { addresses: Vec::new(), port: 9, host_identity: String::new() }),
-            nixl_metadata: None,
+            ..LocalTransports::default()
         },
         max_peers: 8,
         limits: Limits::default(),

@@ -350,7 +350,11 @@ fn a_tier_that_is_ended_from_its_own_callback_ends() {
         tier.wait_finished(&mut Vec::new(), 1, None).map_err(|error| error.kind)
     });
     assert_eq!(outcome, Err(ErrorKind::ShutDown));
+    let port = producer.tier.local_id().port();
     within(BOUND, "the end of the handle", move || drop(producer.tier));
+    eventually("its thread ended and let the port go", || {
+        Node::try_new(NodeOptions { port, ..NodeOptions::default() }).is_ok()
+    });
     consumer.tier.request_finish(request).unwrap();
 }
 

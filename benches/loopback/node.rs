@@ -46,6 +46,8 @@ impl Node {
             data_port: 0,
             tcp_streams: shape.streams,
             tcp_congestion: None,
+            nixl_backends: Vec::new(),
+            nixl_threads: 0,
             region: memory.unwrap(),
             config_fingerprint: String::new(),
             hash_seed: String::new(),

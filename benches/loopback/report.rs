@@ -69,15 +69,16 @@ impl fmt::Display for Report {
             writeln!(f, "\nload of scattered blocks, GB/s: median (min..max); CPU s/GB of both sides")?;
             writeln!(
                 f,
-                "{:26} {:>20} {:>20} {:>6} {:>9} {:>9}",
-                "", "bare program", "p2pkv", "ratio", "bare CPU", "p2pkv CPU"
+                "{:26} {:>4} {:>20} {:>20} {:>6} {:>9} {:>9}",
+                "", "runs", "bare program", "p2pkv", "ratio", "bare CPU", "p2pkv CPU"
             )?;
         }
         for bulk in &self.bulk {
             writeln!(
                 f,
-                "{:26} {:>20} {:>20} {:>6.2} {:>9.2} {:>9.2}",
+                "{:26} {:>4} {:>20} {:>20} {:>6.2} {:>9.2} {:>9.2}",
                 bulk.name(),
+                bulk.ours.len(),
                 spread(&bulk.bare),
                 spread(&bulk.ours),
                 bulk.ratio(),

@@ -58,6 +58,9 @@ class P2pTierConfig(Structure):
         ("unbound_store_timeout_ms", c_uint64),
         ("serve_timeout_ms", c_uint64),
         ("idle_timeout_ms", c_uint64),
+        ("nixl_backends", P2pStr),
+        ("nixl_threads", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 

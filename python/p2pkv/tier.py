@@ -72,6 +72,8 @@ class Tier:
         data_port: int = 0,
         tcp_streams: int = 0,
         tcp_congestion: Optional[str] = None,
+        nixl_backends: Optional[Sequence[str]] = None,
+        nixl_threads: int = 0,
         max_peers: int = 0,
         max_keys_per_message: int = 0,
         max_key_len: int = 0,
@@ -99,6 +101,7 @@ class Tier:
             text. Peers with another one are refused. Empty: compatible with everyone.
         config_fingerprint: 16 hex digits instead of ``model_config``.
         hash_seed: of the key's hash chain; default ``vllm-none-hash``.
+        nixl_backends: names of NIXL plug-ins; default UCX. nixl_threads: of NIXL's own, for large transfers.
         Timeouts are in seconds. See the configuration reference in the README for every default.
         """
         memory = BorrowedMemory(region)
@@ -113,10 +116,12 @@ class Tier:
         config.config_fingerprint = text(config_fingerprint)
         config.hash_seed = text(hash_seed)
         config.tcp_congestion = text(tcp_congestion)
+        config.nixl_backends = text(None if nixl_backends is None else ",".join(nixl_backends))
         numbers = {
             "port": port,
             "data_port": data_port,
             "tcp_streams": tcp_streams,
+            "nixl_threads": nixl_threads,
             "transport": transport,
             "progress": progress,
             "max_peers": max_peers,

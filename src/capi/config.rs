@@ -84,6 +84,12 @@ pub struct p2p_tier_config {
     /// Sessions without work for so long may be closed when `max_peers` is near. Default: P2PKV_IDLE_TIMEOUT_S
     /// seconds, else 300000.
     pub idle_timeout_ms: u64,
+    /// NIXL plug-ins to use, comma-separated. Default: P2PKV_NIXL_BACKENDS, else "UCX".
+    pub nixl_backends: p2p_str,
+    /// Threads of NIXL's own that share a large transfer, at most 64. Default: none.
+    pub nixl_threads: u32,
+    /// Must be 0.
+    pub reserved: u32,
 }
 
 // SAFETY: `repr(C)` of integers, pointers and text, size first; zeros are valid in all of them.
@@ -150,6 +156,8 @@ pub(super) fn to_tier_config(
         data_port: port_number(u64::from(config.data_port), "data_port")?,
         tcp_streams: if config.tcp_streams == 0 { 2 } else { config.tcp_streams as usize },
         tcp_congestion: text(&config.tcp_congestion, "tcp_congestion")?,
+        nixl_backends: nixl_backends(text(&config.nixl_backends, "nixl_backends")?, environment)?,
+        nixl_threads: nixl_threads(config)?,
         region: region(config)?,
         config_fingerprint: config_fingerprint(caller, config)?,
         hash_seed: text(&config.hash_seed, "hash_seed")?.unwrap_or_else(|| "vllm-none-hash".to_owned()),
@@ -205,6 +213,34 @@ fn config_fingerprint(caller: &Caller, config: &p2p_tier_config) -> Result<Strin
         (Some(_), Some(digits)) => Err(Failure::invalid(format!(
             "config.config_fingerprint is {digits:?} and config.model_config_json is set too, expected one of them"
         ))),
+    }
+}
+
+fn nixl_backends(list: Option<String>, environment: Environment<'_>) -> Result<Vec<String>, Failure> {
+    let list = match list {
+        Some(list) => list,
+        None => env_text(environment, "P2PKV_NIXL_BACKENDS")?.unwrap_or_else(|| "UCX".to_owned()),
+    };
+    let names: Vec<String> = list.split(',').map(|name| name.trim().to_owned()).collect();
+    let is_name = |name: &String| {
+        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
+    if names.iter().all(is_name) {
+        return Ok(names);
+    }
+    Err(Failure::invalid(format!(
+        "the NIXL back-ends {list:?} are not names of plug-ins separated by commas"
+    )))
+}
+
+fn nixl_threads(config: &p2p_tier_config) -> Result<usize, Failure> {
+    const MOST: u32 = 64;
+    if config.reserved != 0 {
+        return Err(Failure::invalid(format!("config.reserved is {}, expected 0", config.reserved)));
+    }
+    match config.nixl_threads {
+        threads @ 0..=MOST => Ok(threads as usize),
+        threads => Err(Failure::invalid(format!("config.nixl_threads is {threads}, expected 0 to {MOST}"))),
     }
 }
 
@@ -339,6 +375,7 @@ mod tests {
         let config = convert(|_| ()).unwrap();
         assert_eq!((config.host.as_str(), config.port, config.data_port), ("127.0.0.1", 0, 0));
         assert_eq!((config.tcp_streams, config.max_peers), (2, 128));
+        assert_eq!((config.nixl_backends, config.nixl_threads), (vec!["UCX".to_owned()], 0));
         assert_eq!((config.config_fingerprint.as_str(), config.hash_seed.as_str()), ("", "vllm-none-hash"));
         assert_eq!((config.limits, config.timeouts), (Limits::default(), Timeouts::default()));
     }
@@ -402,6 +439,9 @@ mod tests {
         assert!(refused(|config| config.data_port = 70000).contains("config.data_port is 70000"));
         assert!(refused(|config| config.transport = 3).contains("transport is 3, expected 0 (AUTO)"));
         assert!(refused(|config| config.progress = 9).contains("progress is 9, expected 0 (THREAD)"));
+        assert!(refused(|config| config.nixl_threads = 65).contains("config.nixl_threads is 65"));
+        assert!(refused(|config| config.nixl_backends = text("UCX,,")).contains("\"UCX,,\""));
+        assert!(refused(|config| config.reserved = 1).contains("config.reserved is 1"));
         assert!(refused(|config| config.load_timeout_ms = u64::MAX).contains("config.load_timeout_ms is"));
     }
 

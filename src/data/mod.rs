@@ -4,6 +4,8 @@
 //! rounds or keys. All methods return without waiting for the network; what happened comes back as
 //! [`DataEvent`]s from [`DataTransport::poll`], and the transport's event fd becomes readable when there are some.
 
+#[cfg(feature = "nixl")]
+pub mod nixl;
 pub mod tcp;
 
 use std::net::{IpAddr, SocketAddr};
@@ -136,6 +138,10 @@ pub trait DataTransport: Send {
 
     /// Closes the fence of `load`. An unknown or already disarmed load is [`Disarm::Done`].
     fn disarm(&mut self, load: LoadToken) -> Disarm;
+
+    /// Peers may be writing into the region on their own (`true`), or none is any more: transports whose receiving side
+    /// has to help such writes along do so meanwhile. Those with a fence know from `arm`.
+    fn expect_writes(&mut self, _expected: bool) {}
 
     /// Posts one transfer. `load` is what the consumer's `fetch` called it (`None`: it gave no name).
     /// `blocks` is not empty. The local indexes are inside the region; the remote ones inside the peer's.

@@ -73,6 +73,8 @@ struct Load {
     job: JobId,
     token: LoadToken,
     blocks: Vec<BlockIndex>,
+    /// Its fetch is at a peer that writes unfenced: counted in the context.
+    exposed: bool,
     state: LoadState,
     deadline: Timestamp,
 }
@@ -141,15 +143,19 @@ impl ClientRole {
     /// `None` if it is over; its name may be another load's by now.
     pub fn start_fetching(
         &mut self,
+        cx: &mut Context,
         id: &KvRequestId,
         round: RoundSeq,
         token: Option<u64>,
+        fenced: bool,
     ) -> Option<(LoadToken, Vec<BlockIndex>)> {
         let load = self.requests.get_mut(id)?.loads.get_mut(&round)?;
         if load.state != LoadState::Queued || Some(load.token.0) != token {
             return None;
         }
         load.state = LoadState::Fetching;
+        load.exposed = !fenced;
+        cx.exposed_loads += usize::from(load.exposed);
         Some((load.token, load.blocks.clone()))
     }
 
@@ -287,7 +293,8 @@ impl ClientRole {
             round_seq: round,
             load_token: Some(token.0),
         };
-        let load = Load { job: new.job, token, blocks: new.blocks, state: LoadState::Queued, deadline };
+        let state = LoadState::Queued;
+        let load = Load { job: new.job, token, blocks: new.blocks, exposed: false, state, deadline };
         request.loads.insert(round, load);
         cx.loads.insert(token, (session, new.kv_request_id.clone(), round));
         cx.timers.set(deadline, TimerKey::Load(session, new.kv_request_id.clone(), round));
@@ -422,6 +429,7 @@ impl ClientRole {
         let Some(request) = self.requests.get_mut(id) else { return };
         if let Some(load) = request.loads.remove(&round) {
             cx.loads.remove(&load.token);
+            cx.exposed_loads -= usize::from(load.exposed);
             cancel_load_timer(cx, self.session, id, round, &load);
         }
         if request.finished && request.loads.is_empty() {

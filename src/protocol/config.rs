@@ -109,6 +109,8 @@ pub struct LocalTransports {
     pub tcp: Option<LocalTcp>,
     /// The NIXL agent's metadata, where NIXL is on.
     pub nixl_metadata: Option<Vec<u8>>,
+    /// Why NIXL is off, in words for people. Empty where it is on.
+    pub why_no_nixl: String,
 }
 
 /// Everything of a [`super::message::TcpOffer`] but the token, which is each session's own.

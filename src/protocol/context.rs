@@ -125,6 +125,8 @@ pub struct Context {
     pub said: VecDeque<(SessionId, Message)>,
     /// Rounds that stores supply and that are over, and whether all was moved.
     pub ended_rounds: Vec<(SessionId, KvRequestId, bool)>,
+    /// Loads whose fetch is at a peer that writes unfenced.
+    pub exposed_loads: usize,
     /// Destinations of open loads.
     pub loading: BlockSet,
     /// Sessions that may be over now.
@@ -152,6 +154,7 @@ impl Context {
             outputs: VecDeque::new(),
             said: VecDeque::new(),
             ended_rounds: Vec::new(),
+            exposed_loads: 0,
             loading: BlockSet::default(),
             touched: Vec::new(),
             serve: ServeQueue::default(),

@@ -214,6 +214,19 @@ mod tests {
         assert!(rows > 60, "{rows}");
     }
 
+    #[test]
+    fn fingerprints_of_generated_models_are_those_of_vllm() {
+        let table = include_str!("../../tests/data/vllm_fingerprints.tsv");
+        let mut rows = 0;
+        for line in table.lines() {
+            let (text, fingerprint) = line.split_once('\t').unwrap();
+            let text: String = serde_json::from_str(text).unwrap();
+            assert_eq!(of_json(&text).unwrap(), fingerprint, "{text}");
+            rows += 1;
+        }
+        assert_eq!(rows, 200);
+    }
+
     fn refusal(text: &str) -> String {
         let error = of_json(text).unwrap_err();
         assert_eq!(error.kind, ErrorKind::InvalidArgument);

@@ -278,7 +278,10 @@ impl Manager {
             session: Some(session.id),
             state: session.peer_state(),
             transport: session.transport().map_or("", super::config::TransportKind::name),
-            detail: session.cause().map_or_else(String::new, |cause| cause.detail.clone()),
+            detail: match session.cause() {
+                Some(cause) => cause.detail.clone(),
+                None => session.why_transport(&self.cx.config),
+            },
             loads_live: session.client.loads_live() as u64,
             stores_live: session.server.stores_live() as u64,
             transfers_live: session.server.transfers_live() as u64,
@@ -322,6 +325,12 @@ impl Manager {
     #[must_use]
     pub fn has_session(&self, session: SessionId) -> bool {
         self.sessions.contains_key(&session)
+    }
+
+    /// A peer may be writing into the region without a fence.
+    #[must_use]
+    pub fn has_exposed_loads(&self) -> bool {
+        self.cx.exposed_loads > 0
     }
 
     /// Transfers that the data plane has not said the end of.

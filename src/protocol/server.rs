@@ -34,9 +34,6 @@ pub struct ServerRole {
     lookups: BTreeMap<(KvRequestId, RoundSeq, ServeId), InboundLookup>,
     acknowledged: BTreeSet<(KvRequestId, RoundSeq)>,
     acknowledged_order: VecDeque<(KvRequestId, RoundSeq)>,
-    /// Transfers matched before the peer's data plane was registered.
-    held: Vec<Output>,
-    registered: bool,
     transfers_live: usize,
     /// Keys that the peer has named in rounds which are open.
     keys_open: usize,
@@ -57,8 +54,6 @@ impl ServerRole {
             lookups: BTreeMap::new(),
             acknowledged: BTreeSet::new(),
             acknowledged_order: VecDeque::new(),
-            held: Vec::new(),
-            registered: false,
             transfers_live: 0,
             keys_open: 0,
             rounds_served: 0,
@@ -118,12 +113,6 @@ impl ServerRole {
             return Ok(());
         }
         Err(format!("more than {limit} keys in rounds that are open at once"))
-    }
-
-    /// The peer's data plane can be written to.
-    pub fn on_registered(&mut self, cx: &mut Context) {
-        self.registered = true;
-        cx.outputs.extend(self.held.drain(..));
     }
 
     /// Blocks that a store of the engine offers for the id: supply of its PD round.
@@ -301,7 +290,6 @@ impl ServerRole {
 
     /// The session is dead. Rounds with transfers under way stay until those are over.
     pub fn on_session_death(&mut self, cx: &mut Context, cause: &Cause) {
-        self.held.clear();
         self.drop_all_lookups(cx);
         let names: Vec<_> = self.rounds.keys().cloned().collect();
         for name in names {
@@ -343,8 +331,7 @@ impl ServerRole {
         cx.transfers.insert(transfer, (self.session, name.0.clone(), name.1));
         self.transfers_live += 1;
         let load = round.load_token.map(LoadToken);
-        let output = Output::Write { session: self.session, transfer, load, blocks: pairs };
-        if self.registered { cx.emit(output) } else { self.held.push(output) }
+        cx.emit(Output::Write { session: self.session, transfer, load, blocks: pairs });
     }
 
     /// Ends a round with a verdict; the first one stands.

@@ -181,6 +181,15 @@ impl Session {
         self.transport.is_none_or(TransportKind::is_fenced)
     }
 
+    /// How blocks move between us and why so; empty while that is not settled.
+    #[must_use]
+    pub fn why_transport(&self, config: &CoreConfig) -> String {
+        let (Some(kind), Some(connect)) = (self.transport, &self.connect) else { return String::new() };
+        let (kind, ours, theirs) =
+            (kind.name(), names(&config.transports.preference), names(&offered_transports(connect)));
+        format!("{kind}: the first of [{ours}] here that is among [{theirs}] there")
+    }
+
     fn speaks_p2pkv(&self) -> bool {
         self.connect.as_ref().is_some_and(|connect| connect.extension.is_some())
     }
@@ -283,8 +292,9 @@ impl Session {
         if let Some(why) = self.cannot_fetch(&fetch) {
             return self.client.refuse_queued(cx, &id, round, Cause::new(Outcome::Incompatible, why));
         }
-        let Some((load, blocks)) = self.client.start_fetching(&id, round, fetch.load_token) else { return };
-        if self.transport.is_some_and(TransportKind::is_fenced) {
+        let (fenced, token) = (self.is_fenced(), fetch.load_token);
+        let Some((load, blocks)) = self.client.start_fetching(cx, &id, round, token, fenced) else { return };
+        if fenced {
             cx.emit(Output::Arm { session: self.id, load, blocks });
         }
         if !self.speaks_p2pkv() {
@@ -368,7 +378,9 @@ impl Session {
     /// The control connection's addresses became known.
     pub fn on_resolved(&mut self, cx: &mut Context, addresses: Vec<SocketAddr>) {
         let was_unknown = std::mem::replace(&mut self.addresses, addresses).is_empty();
-        if was_unknown && matches!(self.state, State::Handshake { registered: false, .. }) {
+        let waits = matches!(self.state, State::Handshake { registered: false, .. });
+        // Others are registered without an address, and have been.
+        if was_unknown && waits && self.transport == Some(TransportKind::Tcp) {
             self.register(cx);
         }
     }
@@ -396,7 +408,6 @@ impl Session {
     pub fn on_registered(&mut self, cx: &mut Context) {
         let State::Handshake { registered, .. } = &mut self.state else { return };
         *registered = true;
-        self.server.on_registered(cx);
         self.transmit(cx, Message::ConnectAck(ConnectAck { peer_id: cx.config.local_id.to_string() }));
         self.become_ready(cx);
     }
@@ -418,8 +429,8 @@ impl Session {
         if let State::Handshake { registered: true, acknowledged: true } = self.state {
             self.state = State::Ready;
             cx.timers.cancel(self.handshake_deadline, TimerKey::Handshake(self.id));
-            let transport = self.transport.map_or("", TransportKind::name);
-            log::info!("peer {}: ready, {transport}, {:?} dialect", self.peer, self.dialect);
+            let why = self.why_transport(&cx.config);
+            log::info!("peer {}: ready, {why}, {:?} dialect", self.peer, self.dialect);
         }
     }
 
@@ -458,7 +469,9 @@ impl Session {
     /// Why the peer's `disconnect` ends this session; `None` if it cannot mean this one.
     #[must_use]
     pub fn on_disconnect(&self, cx: &Context, disconnect: &Disconnect) -> Option<Cause> {
-        if self.is_unheard() && cx.now < self.stale_until {
+        // A libp2pkv peer (it gives a reason) has said `connect` in every session that it ends: before that, it ends one of
+        // an earlier session, of ours or of the process that was here before us. A vLLM that backs off says nothing else.
+        if self.is_unheard() && (disconnect.reason.is_some() || cx.now < self.stale_until) {
             return None;
         }
         let said = disconnect.reason.as_deref().unwrap_or("no reason given");
@@ -575,20 +588,31 @@ fn check_compatible(config: &CoreConfig, connect: &Connect) -> Result<(), Cause>
     }
 }
 
-fn choose_transport(config: &CoreConfig, connect: &Connect) -> Result<TransportKind, Cause> {
-    let offers: Vec<TransportKind> = match &connect.extension {
+/// What the peer moves blocks with.
+fn offered_transports(connect: &Connect) -> Vec<TransportKind> {
+    match &connect.extension {
         // A vLLM moves blocks with NIXL only.
         None => vec![TransportKind::Nixl],
         Some(extension) => {
             let nixl = extension.nixl.then_some(TransportKind::Nixl);
             nixl.into_iter().chain(extension.tcp.as_ref().map(|_| TransportKind::Tcp)).collect()
         }
-    };
-    let names = |kinds: &[TransportKind]| kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ");
+    }
+}
+
+fn choose_transport(config: &CoreConfig, connect: &Connect) -> Result<TransportKind, Cause> {
+    let offered = offered_transports(connect);
     let ours = &config.transports.preference;
-    ours.iter().copied().find(|kind| offers.contains(kind)).ok_or_else(|| {
-        let detail =
-            format!("no data transport in common: [{}] here, [{}] there", names(ours), names(&offers));
+    ours.iter().copied().find(|kind| offered.contains(kind)).ok_or_else(|| {
+        let (ours, theirs) = (names(ours), names(&offered));
+        let mut detail = format!("no data transport in common: [{ours}] here, [{theirs}] there");
+        if offered.contains(&TransportKind::Nixl) && !config.transports.why_no_nixl.is_empty() {
+            detail = format!("{detail} (no nixl here: {})", config.transports.why_no_nixl);
+        }
         Cause::new(Outcome::Incompatible, detail)
     })
+}
+
+fn names(kinds: &[TransportKind]) -> String {
+    kinds.iter().map(|kind| kind.name()).collect::<Vec<_>>().join(", ")
 }

@@ -31,6 +31,8 @@ pub struct Core {
     transports: Vec<Box<dyn DataTransport>>,
     /// Which of `transports` a session uses, once it is registered there.
     routes: HashMap<SessionId, usize>,
+    /// Whether the transports were told to expect writes.
+    expects_writes: bool,
     /// Every message is encoded here.
     buffer: Vec<u8>,
     /// Ended jobs, to be queued for the engine when the lock is free.
@@ -50,6 +52,7 @@ impl Core {
             sender: Some(sender),
             transports,
             routes: HashMap::new(),
+            expects_writes: false,
             buffer: Vec::new(),
             finished: Vec::new(),
             control_events: Vec::new(),
@@ -73,6 +76,8 @@ impl Core {
         for transport in &mut self.transports {
             transport.poll(&mut data_events);
         }
+        // A success anywhere in a batch counts before its failures: it shows that the peer is well.
+        data_events.sort_by_key(|event| matches!(event, DataEvent::TransferFailed { .. }));
         for event in data_events.drain(..) {
             self.on_data_event(now, event);
             self.execute(now);
@@ -159,6 +164,17 @@ impl Core {
                         true,
                     ),
                 },
+            }
+        }
+        self.tell_of_expected_writes();
+    }
+
+    /// Only transports that cannot fence are interested.
+    fn tell_of_expected_writes(&mut self) {
+        let expected = self.manager.has_exposed_loads();
+        if std::mem::replace(&mut self.expects_writes, expected) != expected {
+            for transport in &mut self.transports {
+                transport.expect_writes(expected);
             }
         }
     }

@@ -6,6 +6,7 @@
 mod clock;
 mod core;
 mod lock;
+mod planes;
 mod poller;
 mod progress;
 mod results;
@@ -68,6 +69,10 @@ pub struct TierConfig {
     pub data_port: u16,
     pub tcp_streams: usize,
     pub tcp_congestion: Option<String>,
+    /// NIXL plug-ins to use.
+    pub nixl_backends: Vec<String>,
+    /// Threads of NIXL's own that share a large transfer. 0 = none.
+    pub nixl_threads: usize,
     pub region: Region,
     /// 16 hex digits or empty.
     pub config_fingerprint: String,

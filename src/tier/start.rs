@@ -1,14 +1,12 @@
 //! From a configuration to a running tier.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
 
 use crate::control::zmq::{self, ZmqConfig};
 use crate::control::{ControlReceiver, ControlSender};
-use crate::data::DataTransport;
-use crate::data::tcp::{TcpConfig, TcpTransport, spawn_without_signals};
-use crate::protocol::config::{CoreConfig, LocalTcp, LocalTransports, TransportKind};
+use crate::data::tcp::spawn_without_signals;
+use crate::protocol::config::CoreConfig;
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::Instance;
 use crate::protocol::manager::Manager;
@@ -16,15 +14,12 @@ use crate::protocol::manager::Manager;
 use super::clock::Clock;
 use super::core::Core;
 use super::lock::Lock;
+use super::planes::Planes;
 use super::poller::Poller;
 use super::results::ResultQueue;
-use super::{ProgressMode, Shared, Tier, TierConfig, TransportChoice};
+use super::{ProgressMode, Shared, Tier, TierConfig};
 
 pub fn tier(config: TierConfig) -> Result<Tier> {
-    if config.transport == TransportChoice::Nixl {
-        let text = "this build has no NIXL data plane; set transport to AUTO or TCP";
-        return Err(Error::new(ErrorKind::TransportUnavailable, text));
-    }
     let (local_id, sender, receiver) = zmq::open(&ZmqConfig {
         bind_host: config.host.clone(),
         port: config.port,
@@ -33,22 +28,7 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
         max_peers: config.max_peers,
         ..ZmqConfig::default()
     })?;
-    let tcp = TcpTransport::new(
-        config.region,
-        &TcpConfig {
-            bind_ip: bind_ip(&config.host)?,
-            port: config.data_port,
-            streams: config.tcp_streams,
-            congestion: config.tcp_congestion.clone(),
-            ..TcpConfig::default()
-        },
-    )?;
-    let transports = LocalTransports {
-        preference: vec![TransportKind::Tcp],
-        tcp: Some(LocalTcp { addresses: Vec::new(), port: tcp.local_port(), host_identity: host_identity() }),
-        nixl_metadata: None,
-    };
-    log::info!("tier {local_id}: data planes offered: tcp port {}", tcp.local_port());
+    let Planes { transports, local } = Planes::start(&config)?;
     let core_config = CoreConfig {
         local_id: local_id.clone(),
         instance: Instance(random()?),
@@ -57,7 +37,7 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
         block_len: config.region.block_len() as u64,
         config_fingerprint: config.config_fingerprint,
         hash_seed: config.hash_seed,
-        transports,
+        transports: local,
         max_peers: config.max_peers,
         limits: config.limits.clone(),
         timeouts: config.timeouts,
@@ -67,14 +47,14 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
 
     let poller = Poller::new()?;
     let results = ResultQueue::new()?;
-    let tcp: Box<dyn DataTransport> = Box::new(tcp);
-    for fd in [sender.event_fd(), receiver.event_fd(), tcp.event_fd()] {
+    let data_fds = transports.iter().map(|transport| transport.event_fd());
+    for fd in [sender.event_fd(), receiver.event_fd()].into_iter().chain(data_fds) {
         poller.add(fd)?;
     }
     if config.progress == ProgressMode::Caller {
         poller.add(results.fd())?;
     }
-    let core = Core::new(Manager::new(core_config), Box::new(sender), vec![tcp]);
+    let core = Core::new(Manager::new(core_config), Box::new(sender), transports);
     let shared = Arc::new(Shared {
         local_id,
         limits: config.limits,
@@ -106,36 +86,6 @@ fn spawn(shared: &Arc<Shared>) -> Result<std::thread::JoinHandle<()>> {
     spawn_without_signals("p2pkv-progress", move || shared.run()).map_err(|error| {
         Error::new(ErrorKind::OutOfResources, format!("cannot start the progress thread: {error}"))
     })
-}
-
-/// Where the data plane listens: at the control socket's host.
-fn bind_ip(host: &str) -> Result<IpAddr> {
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    match bare {
-        "*" => return Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
-        "::" => return Ok(IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
-        _ => {}
-    }
-    if let Ok(ip) = bare.parse() {
-        return Ok(ip);
-    }
-    let addresses: Vec<SocketAddr> = (bare, 0)
-        .to_socket_addrs()
-        .map_err(|error| {
-            Error::new(ErrorKind::AddressInvalid, format!("host {host:?} cannot be resolved: {error}"))
-        })?
-        .collect();
-    // As the control socket does: IPv4 where the name has it.
-    let best = addresses.iter().find(|address| address.is_ipv4()).or_else(|| addresses.first());
-    best.map(SocketAddr::ip)
-        .ok_or_else(|| Error::new(ErrorKind::AddressInvalid, format!("host {host:?} has no address")))
-}
-
-/// Equal for all processes that run on this kernel since it booted.
-fn host_identity() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|text| text.trim().to_owned())
-        .unwrap_or_default()
 }
 
 fn random<const N: usize>() -> Result<[u8; N]> {

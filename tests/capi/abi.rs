@@ -95,6 +95,9 @@ fn structs() -> Vec<Struct> {
             unbound_store_timeout_ms,
             serve_timeout_ms,
             idle_timeout_ms,
+            nixl_backends,
+            nixl_threads,
+            reserved,
         }),
         structure!(p2p_request_options {
             struct_size,

@@ -59,3 +59,27 @@ fn environment_variables_stand_behind_the_config() {
     }
     assert_eq!(with("P2PKV_LOG", "warn,p2pkv=debug"), "fine\n");
 }
+
+#[test]
+fn nixl_leaves_the_hosts_signals_and_its_exit_alone_and_sleeps_when_idle() {
+    let program = link_shared("nixl.c", &scratch("nixl"));
+    let said = succeed(&mut bounded(&program));
+    assert!(said == "fine\n" || said.starts_with("no nixl: "), "{said}");
+}
+
+#[test]
+fn a_missing_nixl_is_reported_with_the_places_that_were_tried() {
+    let program = link_shared("nixl.c", &scratch("no_nixl"));
+    let mut alone = bounded(&program);
+    for variable in ["VIRTUAL_ENV", "HOME"] {
+        alone.env(variable, "/nonexistent");
+    }
+    let said = succeed(alone.env("P2PKV_NIXL_LIBRARY_DIR", "/nonexistent/nixl"));
+    // Where the system itself has NIXL, it is found all the same.
+    if said != "fine\n" {
+        assert!(
+            said.contains("/nonexistent/nixl/libnixl_capi.so") || said.contains("cargo feature nixl"),
+            "{said}"
+        );
+    }
+}

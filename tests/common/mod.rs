@@ -33,6 +33,7 @@ pub struct NodeOptions {
     pub hash_seed: String,
     pub timeouts: Timeouts,
     pub max_peers: usize,
+    pub transport: TransportChoice,
     pub limits: Limits,
 }
 
@@ -48,6 +49,8 @@ impl Default for NodeOptions {
             hash_seed: "vllm-none-hash".to_owned(),
             timeouts: Timeouts::default(),
             max_peers: 128,
+            // What is the same wherever the tests run; tests of NIXL choose it.
+            transport: TransportChoice::Tcp,
             limits: Limits::default(),
         }
     }
@@ -70,10 +73,12 @@ impl Node {
             data_port: 0,
             tcp_streams: 2,
             tcp_congestion: None,
+            nixl_backends: vec!["UCX".to_owned()],
+            nixl_threads: 0,
             region: memory,
             config_fingerprint: options.fingerprint,
             hash_seed: options.hash_seed,
-            transport: TransportChoice::Auto,
+            transport: options.transport,
             progress: options.progress,
             max_peers: options.max_peers,
             limits: options.limits,

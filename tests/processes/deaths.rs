@@ -11,7 +11,7 @@ const SOON: Duration = Duration::from_secs(5);
 /// Freezes `giver` while `taker`'s loads are under way, or fails.
 pub fn freeze_in_the_middle(giver: &Engine, taker: &mut Engine, load: impl FnOnce(&mut Engine)) {
     load(taker);
-    std::thread::sleep(Duration::from_millis(5));
+    std::thread::sleep(Duration::from_millis(2));
     giver.stop();
     assert!(taker.has_no_result_for(Duration::from_millis(100)), "the loads were over too soon");
 }
@@ -135,7 +135,7 @@ fn end(mut engine: Engine, life: u64) {
     }
 }
 
-const AT_ONCE: Duration = Duration::from_millis(2000);
+const AT_ONCE: Duration = Duration::from_millis(3000);
 
 #[test]
 fn a_producer_restarted_at_its_port_is_heard_at_once_20_times() {
@@ -251,7 +251,6 @@ fn a_consumer_killed_at_any_moment_leaves_one_result_for_each_store() {
     let mut producer = Engine::new(&config);
     producer.fill(&blocks(32), &tags(0, 32));
     let mut random = Random(32);
-    let mut parked = 0;
     for round in 0..20 {
         let id = format!("r{round}");
         let mut consumer = Engine::new(&config);
@@ -260,15 +259,16 @@ fn a_consumer_killed_at_any_moment_leaves_one_result_for_each_store() {
         consumer.load(&id, 1, &tags(0, 32), &blocks(32));
         producer.store(&id, 2 * round, &tags(0, 16), &blocks(16));
         producer.store(&id, 2 * round + 1, &tags(16, 16), &(16..32).collect::<Vec<_>>());
+        if random.below(2) == 0 {
+            eventually("the fetch has met the stores", || producer.stat("stores_parked") == 0);
+        }
         at_any_moment(&mut random);
+        // If its fetch has not arrived by now, the stores wait for somebody else a while.
         consumer.kill();
-        // Killed before its fetch arrived: the stores wait for somebody else a while.
-        parked += u32::from(producer.stat("stores_parked") == 2);
         producer.finish(&id);
         let results = producer.results_within(2, SOON);
         assert_eq!(results.iter().map(|r| r.job).collect::<Vec<_>>(), [2 * round, 2 * round + 1]);
     }
-    assert!(parked < 10, "{parked} of 20 were killed too early");
     producer.assert_comes_to_rest(0);
     assert_eq!(producer.stat("jobs"), 40);
 }

@@ -415,6 +415,17 @@ fn a_disconnect_that_an_earlier_session_caused_does_not_end_the_next() {
 }
 
 #[test]
+fn a_disconnect_for_the_process_that_was_here_before_does_not_end_a_session() {
+    let mut world = World::new(1, TransportKind::Tcp);
+    let peer = Script::p2pkv(PEER);
+    let request = world.request(0, symmetric_from("r", &peer.name)).unwrap();
+    peer.disconnect(&mut world, Some("data plane fault: the receiver does not know the access token"));
+    assert!(world.failure(0, request).is_none(), "{:?}", world.failure(0, request));
+    peer.join(&mut world);
+    assert!(world.failure(0, request).is_none(), "{:?}", world.failure(0, request));
+}
+
+#[test]
 fn nothing_is_opened_or_answered_after_shut_down() {
     let mut world = World::two();
     let request = world.symmetric(1, "r", 0);

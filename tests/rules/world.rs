@@ -60,14 +60,18 @@ pub fn config(node: usize, life: u8, kind: TransportKind) -> CoreConfig {
         host_identity: String::new(),
     };
     let transports = match kind {
-        TransportKind::Tcp => {
-            LocalTransports { preference: vec![TransportKind::Tcp], tcp: Some(tcp), nixl_metadata: None }
-        }
+        TransportKind::Tcp => LocalTransports {
+            preference: vec![TransportKind::Tcp],
+            tcp: Some(tcp),
+            nixl_metadata: None,
+            ..LocalTransports::default()
+        },
         // Offers tcp too, as every tier does.
         TransportKind::Nixl => LocalTransports {
             preference: vec![TransportKind::Nixl, TransportKind::Tcp],
             tcp: Some(tcp),
             nixl_metadata: Some(vec![node as u8, life]),
+            ..LocalTransports::default()
         },
     };
     CoreConfig {
@@ -96,6 +100,7 @@ struct Link {
     /// Of that node when it was dialled.
     life: u8,
     open: bool,
+    closed: Option<Timestamp>,
     /// Shown on data connections to the peer.
     peer_token: Option<Vec<u8>>,
     fenced: bool,
@@ -310,7 +315,7 @@ impl World {
         let out = found.manager.unpublish(view, &mut states).unwrap();
         if out {
             found.published.retain(|key, _| !keys.contains(key));
-            found.poison_unpinned();
+            self.blocks_let_go(node);
         }
         self.execute(node);
         out
@@ -367,7 +372,7 @@ impl World {
                     self.nodes[node].armed.insert(load, (session, blocks));
                 }
                 Output::CancelTransfers { transfers, .. } => self.nodes[node].cancelled.extend(transfers),
-                Output::ClosePeer { session, .. } => self.nodes[node].close(session),
+                Output::ClosePeer { session, .. } => self.nodes[node].close(self.now, session),
                 Output::Disarm { load, .. } => {
                     if self.auto_disarm {
                         self.disarm(node, load);
@@ -383,6 +388,7 @@ impl World {
                         node: to,
                         life: to.map_or(0, |to| self.nodes[to].life),
                         open: true,
+                        closed: None,
                         peer_token: None,
                         fenced: true,
                     };
@@ -468,7 +474,7 @@ impl World {
             JobKind::Store => {
                 let blocks = found.stored.remove(&result.job);
                 if !result.flags.may_still_be_read {
-                    found.poison_unpinned();
+                    self.blocks_let_go(node);
                 } else if let Some(blocks) = blocks {
                     // Never given back: as an engine would do.
                     found.stored.insert(JobId(u64::MAX - result.job.0), blocks);
@@ -490,6 +496,19 @@ impl World {
     pub fn open_sessions_of(&self, node: usize) -> Vec<SessionId> {
         let open = |(session, link): (&SessionId, &Link)| link.open.then_some(*session);
         self.nodes[node].links.iter().filter_map(open).collect()
+    }
+
+    /// What no store and no publication promises any more is used for something else. Only the lower half of a region
+    /// is ever served from.
+    fn blocks_let_go(&mut self, node: usize) {
+        let found = &mut self.nodes[node];
+        let pinned = found.pinned();
+        for block in (0..NUM_BLOCKS / 2).filter(|block| !pinned.contains(block)) {
+            if found.is_read(self.now, block) {
+                self.violations.push(format!("node {node}: block {block} is let go and still read"));
+            }
+            found.region[block as usize] = POISON;
+        }
     }
 
     pub fn hold(&mut self, from: usize, to: usize) {
@@ -835,19 +854,25 @@ impl Node {
         }
     }
 
-    /// What no store and no publication promises any more is used for something else. Only the lower half is ever
-    /// served from.
-    fn poison_unpinned(&mut self) {
-        let pinned: BTreeSet<u32> =
-            self.stored.values().flatten().chain(self.published.values()).copied().collect();
-        for block in (0..NUM_BLOCKS / 2).filter(|block| !pinned.contains(block)) {
-            self.region[block as usize] = POISON;
-        }
+    /// Blocks that some store or publication promises.
+    fn pinned(&self) -> BTreeSet<u32> {
+        self.stored.values().flatten().chain(self.published.values()).copied().collect()
     }
 
-    fn close(&mut self, session: SessionId) {
+    /// A block of a transfer that may still read it. After the drain of a dead session that is said with a flag, or,
+    /// for a published block, nobody relies on what is read.
+    fn is_read(&self, now: Timestamp, block: u32) -> bool {
+        self.posted.values().any(|posted| {
+            let closed = self.links.get(&posted.session).and_then(|link| link.closed);
+            let is_drained = closed.is_some_and(|closed| closed + seconds(10) <= now);
+            !is_drained && posted.pairs.iter().any(|pair| pair.local.0 == block)
+        })
+    }
+
+    fn close(&mut self, now: Timestamp, session: SessionId) {
         if let Some(link) = self.links.get_mut(&session) {
             link.open = false;
+            link.closed = Some(now);
         }
         self.tokens.retain(|_, other| *other != session);
         self.registering.retain(|other| *other != session);

@@ -18,6 +18,8 @@ mod stream;
 mod sys;
 mod thread;
 
+pub(in crate::data) use reactor::EventSink;
+pub(in crate::data) use sys::EventFd;
 pub use sys::spawn_without_signals;
 
 use std::io;
@@ -33,8 +35,8 @@ use crossbeam_channel::{Receiver, Sender};
 use self::admission::Admission;
 use self::dial::Target;
 use self::fence::Fence;
-use self::reactor::{EventSink, LISTENER, Reactor, WAKE};
-use self::sys::{Epoll, EventFd, Interest};
+use self::reactor::{LISTENER, Reactor, WAKE};
+use self::sys::{Epoll, Interest};
 use self::thread::{Command, Shared};
 use super::{DataEvent, DataTransport, Disarm, PeerOffer, Region};
 use crate::protocol::config::TransportKind;

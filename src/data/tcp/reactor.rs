@@ -183,7 +183,7 @@ fn is_local(socket: &Socket) -> bool {
 }
 
 /// Events on their way to [`crate::data::DataTransport::poll`].
-pub(super) struct EventSink {
+pub(in crate::data) struct EventSink {
     channel: Sender<DataEvent>,
     ready: Arc<EventFd>,
     unsignalled: bool,

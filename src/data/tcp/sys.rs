@@ -104,7 +104,7 @@ impl Epoll {
 }
 
 /// A counter that a thread can sleep on: readable while signalled.
-pub(super) struct EventFd(File);
+pub(in crate::data) struct EventFd(File);
 
 impl EventFd {
     pub fn new() -> io::Result<EventFd> {

@@ -276,31 +276,22 @@ impl Manager {
 
     fn dispatch(&mut self, session: SessionId, message: Message) {
         let Some(found) = self.sessions.get_mut(&session) else { return };
-        let result = match message {
-            Message::ConnectAck(_) => {
-                found.on_connect_ack(&mut self.cx);
-                Ok(())
-            }
+        match message {
+            Message::ConnectAck(_) => found.on_connect_ack(&mut self.cx),
             Message::Disconnect(disconnect) => match found.on_disconnect(&self.cx, &disconnect) {
-                Some(cause) => return self.kill(session, cause, false),
-                None => self.ignore_late(),
+                Some(cause) => self.kill(session, cause, false),
+                None => self.cx.stats.messages_late += 1,
             },
             message if found.is_registered() => {
                 found.last_active = self.cx.now;
-                self.dispatch_work(session, message)
+                if let Err(cause) = self.dispatch_work(session, message) {
+                    self.count_violation(&cause);
+                    self.kill(session, cause, true);
+                }
             }
-            _ => self.ignore_late(),
-        };
-        if let Err(cause) = result {
-            self.count_violation(&cause);
-            self.kill(session, cause, true);
+            _ => self.cx.stats.messages_late += 1,
         }
         self.cx.touched.push(session);
-    }
-
-    fn ignore_late(&mut self) -> Result<(), Cause> {
-        self.cx.stats.messages_late += 1;
-        Ok(())
     }
 
     fn dispatch_work(&mut self, session: SessionId, message: Message) -> Result<(), Cause> {

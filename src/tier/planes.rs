@@ -1,0 +1,109 @@
+//! Which data transports a tier has, and how it came to them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+
+use crate::data::DataTransport;
+#[cfg(feature = "nixl")]
+use crate::data::nixl::{NixlConfig, NixlTransport};
+use crate::data::tcp::{TcpConfig, TcpTransport};
+use crate::protocol::config::{LocalTcp, LocalTransports, TransportKind};
+use crate::protocol::error::{Error, ErrorKind, Result};
+
+use super::{TierConfig, TransportChoice};
+
+/// The transports that run, and what peers are told of them.
+pub struct Planes {
+    pub transports: Vec<Box<dyn DataTransport>>,
+    pub local: LocalTransports,
+}
+
+impl Planes {
+    /// Starts what the configuration asks for. Under AUTO a NIXL that cannot be had is no error: the log says why, and so
+    /// does every refusal of a peer that has nothing else.
+    pub fn start(config: &TierConfig) -> Result<Planes> {
+        let mut planes = Planes { transports: Vec::new(), local: LocalTransports::default() };
+        match config.transport {
+            TransportChoice::Nixl => planes.add_nixl(config)?,
+            TransportChoice::Auto => {
+                if let Err(error) = planes.add_nixl(config) {
+                    log::info!("no nixl data plane: {error}");
+                    planes.local.why_no_nixl = error.message;
+                }
+                planes.add_tcp(config)?;
+            }
+            TransportChoice::Tcp => {
+                "transport is set to TCP".clone_into(&mut planes.local.why_no_nixl);
+                planes.add_tcp(config)?;
+            }
+        }
+        Ok(planes)
+    }
+
+    #[cfg(feature = "nixl")]
+    fn add_nixl(&mut self, config: &TierConfig) -> Result<()> {
+        let settings = NixlConfig { backends: config.nixl_backends.clone(), threads: config.nixl_threads };
+        let nixl = NixlTransport::new(config.region, &settings)?;
+        log::info!(
+            "nixl data plane: {}, loaded from {}",
+            settings.backends.join(", "),
+            nixl.library().display()
+        );
+        self.local.preference.push(TransportKind::Nixl);
+        self.local.nixl_metadata = Some(nixl.metadata().to_vec());
+        self.transports.push(Box::new(nixl));
+        Ok(())
+    }
+
+    #[cfg(not(feature = "nixl"))]
+    fn add_nixl(&mut self, _config: &TierConfig) -> Result<()> {
+        let text = "this library was built without the NIXL data plane (cargo feature nixl)";
+        Err(Error::new(ErrorKind::TransportUnavailable, text))
+    }
+
+    fn add_tcp(&mut self, config: &TierConfig) -> Result<()> {
+        let settings = TcpConfig {
+            bind_ip: bind_ip(&config.host)?,
+            port: config.data_port,
+            streams: config.tcp_streams,
+            congestion: config.tcp_congestion.clone(),
+            ..TcpConfig::default()
+        };
+        let tcp = TcpTransport::new(config.region, &settings)?;
+        log::info!("tcp data plane: port {}", tcp.local_port());
+        self.local.preference.push(TransportKind::Tcp);
+        self.local.tcp =
+            Some(LocalTcp { addresses: Vec::new(), port: tcp.local_port(), host_identity: host_identity() });
+        self.transports.push(Box::new(tcp));
+        Ok(())
+    }
+}
+
+/// Where the data plane listens: at the control socket's host.
+fn bind_ip(host: &str) -> Result<IpAddr> {
+    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+    match bare {
+        "*" => return Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
+        "::" => return Ok(IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
+        _ => {}
+    }
+    if let Ok(ip) = bare.parse() {
+        return Ok(ip);
+    }
+    let addresses: Vec<SocketAddr> = (bare, 0)
+        .to_socket_addrs()
+        .map_err(|error| {
+            Error::new(ErrorKind::AddressInvalid, format!("host {host:?} cannot be resolved: {error}"))
+        })?
+        .collect();
+    // As the control socket does: IPv4 where the name has it.
+    let best = addresses.iter().find(|address| address.is_ipv4()).or_else(|| addresses.first());
+    best.map(SocketAddr::ip)
+        .ok_or_else(|| Error::new(ErrorKind::AddressInvalid, format!("host {host:?} has no address")))
+}
+
+/// Equal for all processes that run on this kernel since it booted.
+fn host_identity() -> String {
+    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
+        .map(|text| text.trim().to_owned())
+        .unwrap_or_default()
+}
