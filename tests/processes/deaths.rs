@@ -95,7 +95,9 @@ fn stores_and_pins_for_a_killed_consumer_end_once_and_soon() {
     killed.kill();
     let results = producer.results(2);
     assert!(death.elapsed() < SOON, "{:?}", death.elapsed());
-    results.iter().for_each(|result| result.expect("PEER_LOST"));
+    // Whichever plane notices first.
+    let lost = |name: &str| ["PEER_LOST", "TRANSPORT_FAILED"].contains(&name);
+    assert!(results.iter().all(|result| lost(&result.name)), "{results:?}");
     producer.finish("pd");
     producer.assert_comes_to_rest(64);
     assert_eq!(producer.stat("jobs"), 2);
