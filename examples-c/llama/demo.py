@@ -54,6 +54,7 @@ def full(stage, docs, only, results_path):
         title, step = STEPS[name]
         print(title, flush=True)
         results[name] = step(stage)
+        results.setdefault("load_averages", {})[name] = os.getloadavg()[0]
         with open(results_path, "w", encoding="utf-8") as file:
             json.dump(results, file)
     missing = [name for name in STEPS if name not in results]

@@ -22,6 +22,12 @@ def machine():
     )
 
 
+def busy(results, name):
+    """What else the machine had to do when this was measured: times under load say little."""
+    load = results.get("load_averages", {}).get(name)
+    return "" if load is None else f"Load average of the machine at the end of this step: {load:.1f}.\n"
+
+
 def first_token_table(rows):
     return table(
         [
@@ -57,6 +63,7 @@ def results_page(results):
         f"Gemma 3 270M (Q4_K_M), 2 threads, greedy, chunks of 64 tokens; {machine()}.\n",
         "## Time to first token\n",
         "Medians of 5; the pulling process had nothing of the prompt.\n",
+        busy(results, "first_token"),
         first_token_table(results["first_token"]),
         "![time to first token](llama-ttft.svg)\n",
         "## Equal outputs\n",
@@ -111,6 +118,7 @@ def results_page(results):
             ],
         ),
         "## One prefiller, three decoders at once\n",
+        busy(results, "fan_out"),
         table(
             ["decoder", "MB", "look up", "pull", "first token", "output"],
             [
@@ -126,6 +134,7 @@ def results_page(results):
             ],
         ),
         "## Prefiller killed (SIGKILL) in the middle of a pull\n",
+        busy(results, "killed"),
         table(
             ["killed after", "load failed after", "then evaluated in", "kill to last token", "output"],
             [
@@ -141,7 +150,7 @@ def results_page(results):
             [(name, f"{lookup:.1f} ms", said) for name, lookup, said in results["unusable"]],
         ),
     ]
-    return "\n".join(parts)
+    return "\n".join(part for part in parts if part)
 
 
 def bar(x, y, width, color, label):
