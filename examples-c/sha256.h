@@ -62,7 +62,7 @@ static inline void sha256_init(struct sha256 *sha)
 
 static inline void sha256_update(struct sha256 *sha, const void *data, size_t len)
 {
-    const uint8_t *bytes = data;
+    const uint8_t *bytes = (const uint8_t *)data; /* the cast is for C++ */
     while (len > 0) {
         size_t held = (size_t)(sha->length % 64);
         size_t take = len < 64 - held ? len : 64 - held;

@@ -10,7 +10,7 @@ use super::sized::{Element, SizeFirst};
 use super::status::p2p_status;
 use super::strings::field;
 use crate::protocol::job::Stats;
-use crate::tier::PeerInfo;
+use crate::tier::PeerSummary;
 
 /// One peer.
 #[repr(C)]
@@ -48,8 +48,8 @@ unsafe impl Element for p2p_peer_info {
     const FIRST_SIZE: usize = 560;
 }
 
-impl From<&PeerInfo> for p2p_peer_info {
-    fn from(info: &PeerInfo) -> Self {
+impl From<&PeerSummary> for p2p_peer_info {
+    fn from(info: &PeerSummary) -> Self {
         p2p_peer_info {
             peer_id: field(info.peer.as_str()),
             transport: field(info.transport),

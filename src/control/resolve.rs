@@ -5,7 +5,7 @@
 //! returns, and until then holds nothing but the name it asks for.
 
 use std::io;
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -18,6 +18,9 @@ const MAX_WORKERS: usize = 4;
 
 /// Names that wait for a worker. Each dial has at most one, so this is far above what a tier's peers need.
 const MAX_WAITING: usize = 1024;
+
+/// For the name to listen at, which nothing can go on without.
+const LISTEN_RESOLVE_LIMIT: Duration = Duration::from_secs(5);
 
 /// The call that may hang: host and port to addresses.
 pub type Lookup = fn(&str, u16) -> io::Result<Vec<SocketAddr>>;
@@ -153,6 +156,22 @@ impl Worker {
             }
             (self.notify)();
         }
+    }
+}
+
+/// Where to listen for `host`: a numeric address, bracketed or not, `*` for every IPv4 interface, or a name. Waits at most
+/// five seconds for a name.
+///
+/// # Errors
+/// The name has no address, or no answer came in time; the text names the host.
+pub fn listen_addresses(host: &str, port: u16) -> Result<Vec<SocketAddr>, String> {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    if bare == "*" {
+        return Ok(vec![SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port)]);
+    }
+    match bare.parse::<IpAddr>() {
+        Ok(ip) => Ok(vec![SocketAddr::new(ip, port)]),
+        Err(_) => resolve_within(bare, port, LISTEN_RESOLVE_LIMIT),
     }
 }
 

@@ -8,7 +8,7 @@
 pub mod nixl;
 pub mod tcp;
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
 use crate::protocol::config::TransportKind;
@@ -158,13 +158,4 @@ pub trait DataTransport: Send {
 
     /// Appends what has happened.
     fn poll(&mut self, events: &mut Vec<DataEvent>);
-}
-
-/// Addresses to try for a peer's data plane: those it names, else the host that its control socket was
-/// reached at.
-#[must_use]
-pub fn dial_addresses(named: &[IpAddr], control_host: Option<IpAddr>, port: u16) -> Vec<SocketAddr> {
-    let hosts: Vec<IpAddr> =
-        if named.is_empty() { control_host.into_iter().collect() } else { named.to_vec() };
-    hosts.into_iter().map(|ip| SocketAddr::new(ip, port)).collect()
 }

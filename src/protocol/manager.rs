@@ -60,14 +60,15 @@ struct Request {
     timeouts: RequestTimeouts,
 }
 
-/// One peer as operators see it.
+/// One peer as operators see it, and `p2p_peers` shows it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerSummary {
     pub peer: PeerId,
     pub session: Option<SessionId>,
     pub state: PeerState,
-    /// Empty while not settled.
+    /// `tcp`, `nixl` or empty while not settled.
     pub transport: &'static str,
+    /// Why this transport, or why the peer is not ready.
     pub detail: String,
     pub loads_live: u64,
     pub stores_live: u64,

@@ -24,10 +24,9 @@ use crate::data::Region;
 use crate::protocol::config::{Limits, Timeouts};
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{BlockIndex, JobId, PeerId, RequestId, ServeId};
-use crate::protocol::job::{
-    JobResult, LookupState, OffloadPolicy, Outcome, PeerState, Stats, UnpublishState,
-};
+use crate::protocol::job::{JobResult, LookupState, OffloadPolicy, Outcome, Stats, UnpublishState};
 use crate::protocol::keys::KeysView;
+pub use crate::protocol::manager::PeerSummary;
 use crate::protocol::manager::{Manager, RequestTimeouts, ServeMode};
 use crate::protocol::params;
 use crate::protocol::timer::Timestamp;
@@ -115,24 +114,6 @@ pub enum ServeThread {
     /// The one that calls [`Tier::serve`].
     Caller,
     Progress,
-}
-
-/// One peer as `p2p_peers` shows it.
-#[derive(Clone, Debug)]
-pub struct PeerInfo {
-    pub peer: PeerId,
-    pub state: PeerState,
-    /// `tcp`, `nixl` or empty while not settled.
-    pub transport: &'static str,
-    /// Why this transport, or why the peer is not ready.
-    pub detail: String,
-    pub loads_live: u64,
-    pub stores_live: u64,
-    pub transfers_live: u64,
-    pub bytes_in: u64,
-    pub bytes_out: u64,
-    pub rounds_served: u64,
-    pub idle: Duration,
 }
 
 /// `free` waits so long for transfers and loads to end by themselves.
@@ -544,22 +525,8 @@ impl Tier {
         outcome
     }
 
-    pub fn peers(&self) -> Result<Vec<PeerInfo>> {
-        let peers = self.shared.call(|manager, now| Ok(manager.peers(now)))?;
-        let info = |peer: crate::protocol::manager::PeerSummary| PeerInfo {
-            peer: peer.peer,
-            state: peer.state,
-            transport: peer.transport,
-            detail: peer.detail,
-            loads_live: peer.loads_live,
-            stores_live: peer.stores_live,
-            transfers_live: peer.transfers_live,
-            bytes_in: peer.bytes_in,
-            bytes_out: peer.bytes_out,
-            rounds_served: peer.rounds_served,
-            idle: peer.idle,
-        };
-        Ok(peers.into_iter().map(info).collect())
+    pub fn peers(&self) -> Result<Vec<PeerSummary>> {
+        self.shared.call(|manager, now| Ok(manager.peers(now)))
     }
 
     pub fn stats(&self) -> Result<Stats> {

@@ -1,7 +1,8 @@
 //! Which data transports a tier has, and how it came to them.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr};
 
+use crate::control::resolve::listen_addresses;
 use crate::data::DataTransport;
 #[cfg(feature = "nixl")]
 use crate::data::nixl::{NixlConfig, NixlTransport};
@@ -80,25 +81,10 @@ impl Planes {
 
 /// Where the data plane listens: at the control socket's host.
 fn bind_ip(host: &str) -> Result<IpAddr> {
-    let bare = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
-    match bare {
-        "*" => return Ok(IpAddr::V4(Ipv4Addr::UNSPECIFIED)),
-        "::" => return Ok(IpAddr::V6(Ipv6Addr::UNSPECIFIED)),
-        _ => {}
-    }
-    if let Ok(ip) = bare.parse() {
-        return Ok(ip);
-    }
-    let addresses: Vec<SocketAddr> = (bare, 0)
-        .to_socket_addrs()
-        .map_err(|error| {
-            Error::new(ErrorKind::AddressInvalid, format!("host {host:?} cannot be resolved: {error}"))
-        })?
-        .collect();
-    // As the control socket does: IPv4 where the name has it.
-    let best = addresses.iter().find(|address| address.is_ipv4()).or_else(|| addresses.first());
-    best.map(SocketAddr::ip)
-        .ok_or_else(|| Error::new(ErrorKind::AddressInvalid, format!("host {host:?} has no address")))
+    let invalid =
+        |why: String| Error::new(ErrorKind::AddressInvalid, format!("host {host:?} cannot be used: {why}"));
+    let addresses = listen_addresses(host, 0).map_err(invalid)?;
+    addresses.first().map(SocketAddr::ip).ok_or_else(|| invalid("it has no address".to_owned()))
 }
 
 /// Equal for all processes that run on this kernel since it booted.

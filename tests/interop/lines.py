@@ -14,7 +14,11 @@ import os
 import random
 import select
 import sys
+import time
 import traceback
+
+# Between two ticks, as vLLM's own thread does.
+PAUSE_S = 0.001
 
 
 def keys_of(named) -> list[bytes]:
@@ -52,6 +56,31 @@ class Blocks:
         return [hashlib.blake2b(self[block], digest_size=16).hexdigest() for block in blocks_of(blocks)]
 
 
+class Peer:
+    """What both kinds of peer have: blocks, and a tier that goes on while something is waited for. Subclasses set `blocks`."""
+
+    def tick(self) -> None:
+        raise NotImplementedError
+
+    def until(self, done, timeout: float) -> bool:
+        give_up = time.monotonic() + timeout
+        while not done():
+            if time.monotonic() > give_up:
+                return False
+            self.tick()
+            time.sleep(PAUSE_S)
+        return True
+
+    def do_fill(self, blocks, seed):
+        self.blocks.fill(blocks, seed)
+
+    def do_clear(self, blocks):
+        self.blocks.clear(blocks)
+
+    def do_digests(self, blocks):
+        return {"digests": self.blocks.digests(blocks)}
+
+
 def claim_stdout():
     """Keeps the pipe for answers alone: libraries print what they like, to the log."""
     pipe = os.fdopen(os.dup(1), "w", buffering=1)
@@ -60,7 +89,7 @@ def claim_stdout():
     return pipe
 
 
-def serve(peer, out, pause: float) -> None:
+def serve(peer: Peer, out) -> None:
     """Runs `peer.do_COMMAND(**arguments)` for each line, and `peer.tick()` in between, until the input ends."""
 
     def say(answer) -> None:
@@ -69,7 +98,7 @@ def serve(peer, out, pause: float) -> None:
     say({"ok": True, **peer.do_info()})
     pending = b""
     while True:
-        if not select.select([0], [], [], pause)[0]:
+        if not select.select([0], [], [], PAUSE_S)[0]:
             peer.tick()
             continue
         chunk = os.read(0, 1 << 20)

@@ -18,8 +18,6 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 
 import p2pkv  # noqa: E402
 
-PAUSE_S = 0.001
-
 
 class Offers(p2pkv.ServeOps):
     """What answers lookups of other peers: a table of keys with scripted answers, and pins that are counted."""
@@ -52,7 +50,7 @@ class Offers(p2pkv.ServeOps):
         self.contexts.discard(serve_id)
 
 
-class Peer:
+class Peer(lines.Peer):
     def __init__(self, options: dict):
         block_len = options["block_len"]
         region = p2pkv.Region.alloc(block_len * options["num_blocks"])
@@ -77,28 +75,10 @@ class Peer:
             else:
                 self.results[result.job_id] = result
 
-    def until(self, done, timeout: float) -> bool:
-        give_up = time.monotonic() + timeout
-        while not done():
-            if time.monotonic() > give_up:
-                return False
-            self.tick()
-            time.sleep(PAUSE_S)
-        return True
-
     # --- commands ---
 
     def do_info(self):
         return {"id": self.tier.local_id, "pid": os.getpid(), "legacy": False, "can": ["symmetric"]}
-
-    def do_fill(self, blocks, seed):
-        self.blocks.fill(blocks, seed)
-
-    def do_clear(self, blocks):
-        self.blocks.clear(blocks)
-
-    def do_digests(self, blocks):
-        return {"digests": self.blocks.digests(blocks)}
 
     def do_request(self, name, params):
         self.requests[name] = self.tier.request(params)
@@ -173,5 +153,5 @@ if __name__ == "__main__":
     except p2pkv.P2PError as error:
         out.write(json.dumps({"ok": False, "error": str(error), "status": type(error).__name__}) + "\n")
         sys.exit(0)
-    lines.serve(peer, out, PAUSE_S)
+    lines.serve(peer, out)
     peer.tier.close()

@@ -33,9 +33,6 @@ MODEL = {
     "layout": None,
 }
 
-# The tier is polled so often, as vLLM's own thread does.
-PAUSE_S = 0.001
-
 
 def make_parent(peer):
     """What answers lookups of other peers: a table of keys, and pins that are counted."""
@@ -68,7 +65,7 @@ def make_parent(peer):
     return Parent()
 
 
-class Peer:
+class Peer(lines.Peer):
     def __init__(self, text: str, options: dict):
         stand_ins.install(prepare.modules(text), text)
         versions = importlib.import_module("versions")
@@ -111,15 +108,6 @@ class Peer:
         except Exception as error:
             self.errors.append(f"{type(error).__name__}: {error}")
 
-    def until(self, done, timeout: float) -> bool:
-        give_up = time.monotonic() + timeout
-        while not done():
-            if time.monotonic() > give_up:
-                return False
-            self.tick()
-            time.sleep(PAUSE_S)
-        return True
-
     # --- commands ---
 
     def do_info(self):
@@ -133,15 +121,6 @@ class Peer:
             "legacy": self.version.legacy,
             "can": self.version.can(),
         }
-
-    def do_fill(self, blocks, seed):
-        self.blocks.fill(blocks, seed)
-
-    def do_clear(self, blocks):
-        self.blocks.clear(blocks)
-
-    def do_digests(self, blocks):
-        return {"digests": self.blocks.digests(blocks)}
 
     def do_request(self, name, params):
         request = self.version.base.ReqContext(req_id=name, kv_transfer_params=self.version.roles(params))
@@ -262,7 +241,7 @@ if __name__ == "__main__":
     die_with_parent()
     out = lines.claim_stdout()
     peer = Peer(sys.argv[1], json.loads(sys.argv[2]))
-    lines.serve(peer, out, PAUSE_S)
+    lines.serve(peer, out)
     peer.tier.shutdown()
     # The NIXL wheel's libraries crash in their destructors at a normal exit.
     sys.stderr.flush()

@@ -1,13 +1,12 @@
 //! The ROUTER's address: from the configuration to a bound socket and the tier's own name.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::time::Duration;
+use std::net::{IpAddr, SocketAddr};
 
 use socket2::{Domain, Socket, Type};
 
 use super::{ZmqConfig, set_heartbeat};
-use crate::control::resolve::resolve_within;
+use crate::control::resolve::listen_addresses;
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::PeerId;
 
@@ -20,8 +19,6 @@ const BACKLOG: i32 = 1024;
 
 /// Longest routing id that ZMTP carries.
 const MAX_ROUTING_ID: usize = 255;
-
-const RESOLVE_LIMIT: Duration = Duration::from_secs(5);
 
 /// What is wrong with the tier's name is said before anything is opened.
 pub fn check_name(config: &ZmqConfig) -> Result<()> {
@@ -68,14 +65,7 @@ pub fn router(context: &::zmq::Context, config: &ZmqConfig) -> Result<(::zmq::So
 }
 
 fn addresses(config: &ZmqConfig) -> Result<Vec<SocketAddr>> {
-    let host = config.bind_host.trim_start_matches('[').trim_end_matches(']');
-    if host == "*" {
-        return Ok(vec![SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), config.port)]);
-    }
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, config.port)]);
-    }
-    resolve_within(host, config.port, RESOLVE_LIMIT).map_err(|why| {
+    listen_addresses(&config.bind_host, config.port).map_err(|why| {
         invalid(format!(
             "cannot listen at bind_host {:?}: {why}; use a name or address of this machine",
             config.bind_host

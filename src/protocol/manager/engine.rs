@@ -263,27 +263,32 @@ impl Manager {
 
     fn check_job(&self, job: JobId, keys: KeysView<'_>, blocks: &[BlockIndex]) -> Result<()> {
         self.check_keys(keys)?;
-        let invalid = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
-        if keys.len() != blocks.len() {
-            return invalid(format!("{} keys but {} block indexes", keys.len(), blocks.len()));
-        }
+        self.check_blocks(keys, blocks)?;
         let limit = self.cx.config.limits.keys_per_message;
         if keys.len() > limit {
             let text =
                 format!("{} keys in one job: at most {limit} are allowed (max_keys_per_message)", keys.len());
             return Err(Error::new(ErrorKind::LimitExceeded, text));
         }
-        let num_blocks = self.cx.config.num_blocks;
-        if let Some(position) = blocks.iter().position(|block| block.0 >= num_blocks) {
-            return invalid(format!(
-                "block_indexes[{position}] is {}, the region has {num_blocks} blocks",
-                blocks.get(position).map_or(0, |block| block.0)
-            ));
-        }
         if self.cx.jobs.contains_key(&job) {
             return Err(Error::new(ErrorKind::DuplicateJob, format!("job {job} is still open")));
         }
         Ok(())
+    }
+
+    /// One block of the region for each key.
+    fn check_blocks(&self, keys: KeysView<'_>, blocks: &[BlockIndex]) -> Result<()> {
+        let invalid = |text: String| Err(Error::new(ErrorKind::InvalidArgument, text));
+        if keys.len() != blocks.len() {
+            return invalid(format!("{} keys but {} block indexes", keys.len(), blocks.len()));
+        }
+        let num_blocks = self.cx.config.num_blocks;
+        match blocks.iter().enumerate().find(|(_, block)| block.0 >= num_blocks) {
+            Some((position, block)) => {
+                invalid(format!("block_indexes[{position}] is {block}, the region has {num_blocks} blocks"))
+            }
+            None => Ok(()),
+        }
     }
 
     fn check_destinations(&mut self, blocks: &[BlockIndex]) -> Result<()> {
@@ -332,15 +337,7 @@ impl Manager {
         self.cx.now = now;
         self.check_running()?;
         self.check_keys(keys)?;
-        if keys.len() != blocks.len() {
-            let text = format!("{} keys but {} block indexes", keys.len(), blocks.len());
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
-        let num_blocks = self.cx.config.num_blocks;
-        if let Some(block) = blocks.iter().find(|block| block.0 >= num_blocks) {
-            let text = format!("block index {block} is outside the region of {num_blocks} blocks");
-            return Err(Error::new(ErrorKind::InvalidArgument, text));
-        }
+        self.check_blocks(keys, blocks)?;
         self.cx.directory.publish(keys, blocks)?;
         if !self.cx.wanted.is_empty() {
             self.meet_wanted(keys);
