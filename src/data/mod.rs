@@ -6,13 +6,13 @@
 
 #[cfg(feature = "nixl")]
 pub mod nixl;
-
+pub mod same_host;
 pub mod tcp;
 
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 
-use crate::protocol::config::TransportKind;
+use crate::protocol::config::{Reach, TransportKind};
 use crate::protocol::ids::{BlockIndex, BlockPair, LoadToken, SessionId, TransferId};
 
 /// The engine's memory: `num_blocks` blocks of `block_len` bytes at `base_addr`.
@@ -76,6 +76,8 @@ pub enum PeerOffer {
         /// To be shown on every connection.
         token: Vec<u8>,
         num_blocks: u64,
+        /// The peer runs on this host, as far as both can tell.
+        same_host: bool,
     },
     Nixl {
         metadata: Vec<u8>,
@@ -103,8 +105,8 @@ pub enum DataEvent {
     Landed { load: LoadToken },
     /// The peer's data plane is unusable: the session should end.
     PeerFault { session: SessionId, reason: String },
-    /// `register_peer` succeeded.
-    PeerRegistered { session: SessionId },
+    /// `register_peer` succeeded. `reach`: how the peer gets at the blocks that we write.
+    PeerRegistered { session: SessionId, reach: Reach },
     /// `register_peer` failed.
     PeerRefused { session: SessionId, reason: String },
     /// The receiver has all bytes of the transfer.

@@ -121,6 +121,28 @@ pub struct LocalTcp {
     pub host_identity: String,
 }
 
+/// How a peer gets at the bytes of blocks that are written to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Reach {
+    /// They are sent to it.
+    #[default]
+    Stream,
+    /// It has our region mapped, and copies them itself.
+    Mapped,
+    /// It reads them by `process_vm_readv`.
+    VmRead,
+}
+
+impl core::fmt::Display for Reach {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Reach::Stream => "stream",
+            Reach::Mapped => "mapped memory",
+            Reach::VmRead => "process_vm_readv",
+        })
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum TransportKind {
     Nixl,

@@ -289,7 +289,7 @@ impl Manager {
             peer: session.peer.clone(),
             session: Some(session.id),
             state: session.peer_state(),
-            transport: session.transport().map_or("", super::config::TransportKind::name),
+            transport: session.transport_name(),
             detail: match session.cause() {
                 Some(cause) => cause.detail.clone(),
                 None => session.why_transport(&self.cx.config),

@@ -35,8 +35,19 @@ pub enum Output {
 /// How the chosen data transport reaches a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Registration {
-    Nixl { metadata: Vec<u8>, base_addr: u64, num_blocks: u64, block_len: u64 },
-    Tcp { addresses: Vec<SocketAddr>, token: Vec<u8>, num_blocks: u64 },
+    Nixl {
+        metadata: Vec<u8>,
+        base_addr: u64,
+        num_blocks: u64,
+        block_len: u64,
+    },
+    /// `same_host`: both run on one host and are willing to share memory.
+    Tcp {
+        addresses: Vec<SocketAddr>,
+        token: Vec<u8>,
+        num_blocks: u64,
+        same_host: bool,
+    },
 }
 
 impl Registration {

@@ -19,7 +19,7 @@ use std::sync::Arc;
 use sha2::{Digest, Sha256};
 
 use super::client::ClientRole;
-use super::config::{CoreConfig, TransportKind};
+use super::config::{CoreConfig, Reach, TransportKind};
 use super::context::{Cause, Context, TimerKey};
 use super::ids::{BlockIndex, PeerId, RequestId, RoundSeq, SessionId};
 use super::job::{Outcome, PeerState};
@@ -61,6 +61,8 @@ pub struct Session {
     /// Requests of the engine that pull from this peer.
     pub requests: BTreeSet<RequestId>,
     pub last_active: Timestamp,
+    /// How the peer gets at what we write.
+    pub reach: Reach,
     /// What the peer must show on its data connections to us, and says again in a `connect` that answers ours.
     token: Vec<u8>,
     origin: Origin,
@@ -94,6 +96,7 @@ impl Session {
             server: ServerRole::new(id),
             requests: BTreeSet::new(),
             last_active: cx.now,
+            reach: Reach::default(),
             token,
             origin,
             state: State::Connecting,
@@ -185,9 +188,24 @@ impl Session {
     #[must_use]
     pub fn why_transport(&self, config: &CoreConfig) -> String {
         let (Some(kind), Some(connect)) = (self.transport, &self.connect) else { return String::new() };
-        let (kind, ours, theirs) =
-            (kind.name(), names(&config.transports.preference), names(&offered_transports(connect)));
-        format!("{kind}: the first of [{ours}] here that is among [{theirs}] there")
+        let name = kind.name();
+        if kind == TransportKind::Tcp && is_on_this_host(config, connect) {
+            return match self.reach {
+                Reach::Stream => format!("{name}: the peer is on this host, but shares no memory with it"),
+                reach => format!("{name}, upgraded: the peer is on this host and copies by {reach}"),
+            };
+        }
+        let (ours, theirs) = (names(&config.transports.preference), names(&offered_transports(connect)));
+        format!("{name}: the first of [{ours}] here that is among [{theirs}] there")
+    }
+
+    /// Empty while that is not settled.
+    #[must_use]
+    pub fn transport_name(&self) -> &'static str {
+        match self.reach {
+            Reach::Stream => self.transport.map_or("", TransportKind::name),
+            Reach::Mapped | Reach::VmRead => "same_host",
+        }
     }
 
     fn speaks_p2pkv(&self) -> bool {
@@ -247,7 +265,7 @@ impl Session {
             answers,
             tcp,
             nixl: config.transports.nixl_metadata.is_some(),
-            features: Vec::new(),
+            features: if shares_memory(&config) { vec![SAME_HOST.to_owned()] } else { Vec::new() },
         };
         let connect = Connect {
             peer_id: config.local_id.to_string(),
@@ -393,7 +411,12 @@ impl Session {
                 if addresses.is_empty() {
                     return;
                 }
-                Registration::Tcp { addresses, token: tcp.token.clone(), num_blocks: connect.num_blocks }
+                Registration::Tcp {
+                    addresses,
+                    token: tcp.token.clone(),
+                    num_blocks: connect.num_blocks,
+                    same_host: is_on_this_host(&cx.config, connect),
+                }
             }
             _ => Registration::Nixl {
                 metadata: connect.agent_metadata.clone(),
@@ -603,6 +626,10 @@ fn offered_transports(connect: &Connect) -> Vec<TransportKind> {
 fn choose_transport(config: &CoreConfig, connect: &Connect) -> Result<TransportKind, Cause> {
     let offered = offered_transports(connect);
     let ours = &config.transports.preference;
+    // Of one host nothing is faster, or as safe.
+    if ours.contains(&TransportKind::Tcp) && is_on_this_host(config, connect) {
+        return Ok(TransportKind::Tcp);
+    }
     ours.iter().copied().find(|kind| offered.contains(kind)).ok_or_else(|| {
         let (ours, theirs) = (names(ours), names(&offered));
         let mut detail = format!("no data transport in common: [{ours}] here, [{theirs}] there");
@@ -610,6 +637,22 @@ fn choose_transport(config: &CoreConfig, connect: &Connect) -> Result<TransportK
             detail = format!("{detail} (no nixl here: {})", config.transports.why_no_nixl);
         }
         Cause::new(Outcome::Incompatible, detail)
+    })
+}
+
+/// In `features`: the peer's tcp plane can be upgraded where both are on one host.
+const SAME_HOST: &str = "same-host";
+
+fn shares_memory(config: &CoreConfig) -> bool {
+    config.transports.tcp.as_ref().is_some_and(|tcp| !tcp.host_identity.is_empty())
+}
+
+/// Both are on one host and can share memory. Both sides must come to the same answer.
+fn is_on_this_host(config: &CoreConfig, connect: &Connect) -> bool {
+    let Some(ours) = config.transports.tcp.as_ref().filter(|_| shares_memory(config)) else { return false };
+    connect.extension.as_ref().is_some_and(|extension| {
+        extension.features.iter().any(|feature| feature == SAME_HOST)
+            && extension.tcp.as_ref().is_some_and(|theirs| theirs.host_identity == ours.host_identity)
     })
 }
 

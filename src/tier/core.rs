@@ -104,7 +104,10 @@ impl Core {
             DataEvent::Disarmed { load } => self.manager.handle_disarmed(now, load),
             DataEvent::Landed { load } => self.manager.handle_landed(now, load),
             DataEvent::PeerFault { session, reason } => self.manager.handle_peer_fault(now, session, &reason),
-            DataEvent::PeerRegistered { session } => self.manager.handle_peer_registered(now, session),
+            DataEvent::PeerRegistered { session, reach } => {
+                self.manager.note_reach(session, reach);
+                self.manager.handle_peer_registered(now, session);
+            }
             DataEvent::PeerRefused { session, reason } => {
                 self.manager.handle_peer_refused(now, session, &reason)
             }
@@ -204,8 +207,8 @@ impl Core {
             Registration::Nixl { metadata, base_addr, num_blocks, block_len } => {
                 PeerOffer::Nixl { metadata, base_addr, num_blocks, block_len }
             }
-            Registration::Tcp { addresses, token, num_blocks } => {
-                PeerOffer::Tcp { addresses, token, num_blocks }
+            Registration::Tcp { addresses, token, num_blocks, same_host } => {
+                PeerOffer::Tcp { addresses, token, num_blocks, same_host }
             }
         };
         if let Some(transport) = self.transports.get_mut(index) {

@@ -26,6 +26,7 @@ use super::descriptors::{self, RemoteRegion};
 use super::library::Library;
 use crate::data::tcp::EventSink;
 use crate::data::{DataEvent, Region};
+use crate::protocol::config::Reach;
 use crate::protocol::ids::{BlockPair, SessionId, TransferId};
 
 /// What the callers ask of the thread. When the queue has no sender any more, it ends.
@@ -194,7 +195,7 @@ impl NixlThread {
             Command::RegisterPeer(target) => {
                 let session = target.session;
                 let event = match self.register_peer(target) {
-                    Ok(()) => DataEvent::PeerRegistered { session },
+                    Ok(()) => DataEvent::PeerRegistered { session, reach: Reach::Stream },
                     Err(reason) => DataEvent::PeerRefused { session, reason },
                 };
                 self.events.push(event);

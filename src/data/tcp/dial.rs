@@ -1,4 +1,5 @@
-//! Opening one stream to a peer: connect, hello, answer; the peer's addresses one after the other.
+//! Opening one stream to a peer: connect, hello, answer; the peer's addresses one after the other, before them the Unix
+//! socket of a peer on this host.
 //!
 //! ```text
 //!             connected              accepted
@@ -9,14 +10,18 @@
 //!                    └──► Step::Failed, if there is none: what happened at each address
 //! ```
 
+use std::fmt;
 use std::io;
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::frame::{Answer, Hello};
+use super::frame::{Answer, HandoverHead, Hello};
 use super::reactor::{Connection, Fill, Outbox, Reactor, Route, fill};
 use super::sys::{Interest, Readiness};
+use crate::data::same_host::{RegionFile, socket as local_socket};
+use crate::protocol::config::Reach;
 use crate::protocol::ids::SessionId;
 use crate::protocol::timer::Timestamp;
 
@@ -27,13 +32,40 @@ const MAX_ADDRESSES: usize = 16;
 pub(super) struct Target {
     pub session: SessionId,
     pub addresses: Vec<SocketAddr>,
+    /// The data port of a peer on this host, and so the name of its Unix socket.
+    pub local_port: Option<u16>,
     pub token: Vec<u8>,
     pub streams: usize,
 }
 
+impl Target {
+    fn endpoint(&self, number: usize) -> Option<Endpoint> {
+        let local = self.local_port.map(Endpoint::Local);
+        local
+            .into_iter()
+            .chain(self.addresses.iter().take(MAX_ADDRESSES).copied().map(Endpoint::Tcp))
+            .nth(number)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Endpoint {
+    Tcp(SocketAddr),
+    Local(u16),
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Endpoint::Tcp(address) => address.fmt(f),
+            Endpoint::Local(port) => write!(f, "the Unix socket of data port {port}"),
+        }
+    }
+}
+
 pub(super) enum Step {
     Waiting(Dial),
-    Accepted(Connection),
+    Accepted(Connection, Reach),
     Failed(String),
 }
 
@@ -46,7 +78,7 @@ enum Stage {
 pub(super) struct Dial {
     connection: Connection,
     stage: Stage,
-    address: SocketAddr,
+    endpoint: Endpoint,
     deadline: Timestamp,
     trail: Trail,
 }
@@ -54,29 +86,33 @@ pub(super) struct Dial {
 /// What is behind an attempt and ahead of it.
 struct Trail {
     slot: usize,
-    next_address: usize,
+    next_endpoint: usize,
     failures: Vec<String>,
 }
 
 impl Trail {
-    fn failed(&mut self, address: SocketAddr, why: &impl ToString) {
-        self.failures.push(format!("{address}: {}", why.to_string()));
+    fn failed(&mut self, endpoint: Endpoint, why: &impl ToString) {
+        let failure = format!("{endpoint}: {}", why.to_string());
+        if matches!(endpoint, Endpoint::Local(_)) && self.slot == 0 {
+            log::warn!("same host: blocks go over tcp to a peer of this host; {failure}");
+        }
+        self.failures.push(failure);
     }
 }
 
 impl Dial {
     pub fn start(target: &Target, slot: usize, reactor: &mut Reactor) -> Step {
-        try_next(target, Trail { slot, next_address: 0, failures: Vec::new() }, reactor)
+        try_next(target, Trail { slot, next_endpoint: 0, failures: Vec::new() }, reactor)
     }
 
     pub fn on_ready(mut self, ready: Readiness, target: &Target, reactor: &mut Reactor) -> Step {
         match self.progress(ready, target, reactor) {
-            Ok(true) => match reactor.want(&mut self.connection, Interest::READ) {
-                Ok(()) => Step::Accepted(self.connection),
-                Err(error) => self.give_up_address(&error, target, reactor),
+            Ok(Some(reach)) => match reactor.want(&mut self.connection, Interest::READ) {
+                Ok(()) => Step::Accepted(self.connection, reach),
+                Err(error) => self.give_up_endpoint(&error, target, reactor),
             },
-            Ok(false) => Step::Waiting(self),
-            Err(why) => self.give_up_address(&why, target, reactor),
+            Ok(None) => Step::Waiting(self),
+            Err(why) => self.give_up_endpoint(&why, target, reactor),
         }
     }
 
@@ -88,21 +124,26 @@ impl Dial {
             Stage::Connecting => format!("no connection within {:?}", reactor.config.connect_timeout),
             Stage::Greeting { .. } => format!("no answer within {:?}", reactor.config.hello_timeout),
         };
-        self.give_up_address(&why, target, reactor)
+        self.give_up_endpoint(&why, target, reactor)
     }
 
     pub fn close(self, reactor: &mut Reactor) {
         reactor.close(self.connection);
     }
 
-    fn give_up_address(mut self, why: &impl ToString, target: &Target, reactor: &mut Reactor) -> Step {
-        self.trail.failed(self.address, why);
+    fn give_up_endpoint(mut self, why: &impl ToString, target: &Target, reactor: &mut Reactor) -> Step {
+        self.trail.failed(self.endpoint, why);
         reactor.close(self.connection);
         try_next(target, self.trail, reactor)
     }
 
-    /// `true` once the receiver has accepted.
-    fn progress(&mut self, ready: Readiness, target: &Target, reactor: &mut Reactor) -> Result<bool, String> {
+    /// How the receiver reads, once it has accepted.
+    fn progress(
+        &mut self,
+        ready: Readiness,
+        target: &Target,
+        reactor: &mut Reactor,
+    ) -> Result<Option<Reach>, String> {
         let text = |error: io::Error| error.to_string();
         let socket = &self.connection.socket;
         if matches!(self.stage, Stage::Connecting) {
@@ -110,14 +151,17 @@ impl Dial {
                 return Err(text(error));
             }
             if !ready.writable {
-                return Ok(false);
+                return Ok(None);
             }
             reactor.choose_congestion_control(socket);
-            let hello = self.trail.hello(target, reactor);
+            let hello = match self.endpoint {
+                Endpoint::Tcp(_) => self.trail.hello(target, reactor),
+                Endpoint::Local(_) => self.trail.hand_over(target, reactor, socket)?,
+            };
             self.stage = Stage::Greeting { hello, answer: [0; Answer::LEN], got: 0 };
             self.deadline = reactor.set_deadline(self.connection.id, reactor.config.hello_timeout);
         }
-        let Stage::Greeting { hello, answer, got } = &mut self.stage else { return Ok(false) };
+        let Stage::Greeting { hello, answer, got } = &mut self.stage else { return Ok(None) };
         hello.flush(socket).map_err(text)?;
         let filled = fill(socket, answer, got).map_err(text)?;
         let verdict = match filled {
@@ -126,12 +170,12 @@ impl Dial {
             Fill::Blocked => None,
         };
         match verdict {
-            Some(Answer(Ok(()))) => Ok(true),
+            Some(Answer(Ok(reach))) => Ok(Some(reach)),
             Some(Answer(Err(refusal))) => Err(format!("refused: {refusal}")),
             None => {
                 let interest = Interest { readable: true, writable: hello.waiting() > 0 };
                 reactor.want(&mut self.connection, interest).map_err(text)?;
-                Ok(false)
+                Ok(None)
             }
         }
     }
@@ -139,30 +183,52 @@ impl Dial {
 
 impl Trail {
     fn hello(&self, target: &Target, reactor: &Reactor) -> Outbox {
+        let mut outbox = Outbox::default();
+        outbox.push(&self.hello_bytes(target, reactor));
+        outbox
+    }
+
+    fn hello_bytes(&self, target: &Target, reactor: &Reactor) -> Vec<u8> {
         let number = |count: usize| u16::try_from(count).unwrap_or(u16::MAX);
         let (stream, streams) = (number(self.slot), number(target.streams));
-        let mut outbox = Outbox::default();
-        outbox.push(&Hello::encode(reactor.block_len() as u64, stream, streams, &target.token));
-        outbox
+        Hello::encode(reactor.block_len() as u64, stream, streams, &target.token)
+    }
+
+    /// Says hello and where our region is, in one go; nothing is left to send.
+    fn hand_over(&self, target: &Target, reactor: &Reactor, socket: &Socket) -> Result<Outbox, String> {
+        if !local_socket::is_own_user(socket) {
+            return Err("a process of another user listens there".to_owned());
+        }
+        let file = reactor.file.as_ref();
+        let head = HandoverHead {
+            base_addr: reactor.region().base_addr(),
+            file_offset: file.map_or(0, |file| file.offset),
+            num_blocks: reactor.region().num_blocks(),
+        };
+        let mut message = self.hello_bytes(target, reactor);
+        message.extend_from_slice(&head.encode());
+        local_socket::send_with(&socket.as_fd(), &message, file.map(RegionFile::descriptor))
+            .map_err(|error| format!("the hello could not be sent: {error}"))?;
+        Ok(Outbox::default())
     }
 }
 
 fn try_next(target: &Target, mut trail: Trail, reactor: &mut Reactor) -> Step {
-    while let Some(address) = target.addresses.iter().take(MAX_ADDRESSES).nth(trail.next_address).copied() {
-        trail.next_address += 1;
+    while let Some(endpoint) = target.endpoint(trail.next_endpoint) {
+        trail.next_endpoint += 1;
         let route = Route::Outbound { session: target.session, slot: trail.slot };
-        match begin_connect(address, reactor).and_then(|s| reactor.open(s, Interest::WRITE, route)) {
+        match begin_connect(endpoint, reactor).and_then(|s| reactor.open(s, Interest::WRITE, route)) {
             Ok(connection) => {
                 let deadline = reactor.set_deadline(connection.id, reactor.config.connect_timeout);
                 return Step::Waiting(Dial {
                     connection,
                     stage: Stage::Connecting,
-                    address,
+                    endpoint,
                     deadline,
                     trail,
                 });
             }
-            Err(error) => trail.failed(address, &error),
+            Err(error) => trail.failed(endpoint, &error),
         }
     }
     let tried =
@@ -170,7 +236,11 @@ fn try_next(target: &Target, mut trail: Trail, reactor: &mut Reactor) -> Step {
     Step::Failed(format!("cannot open a data connection to the peer ({tried})"))
 }
 
-fn begin_connect(address: SocketAddr, reactor: &Reactor) -> io::Result<Socket> {
+fn begin_connect(endpoint: Endpoint, reactor: &Reactor) -> io::Result<Socket> {
+    let address = match endpoint {
+        Endpoint::Tcp(address) => address,
+        Endpoint::Local(port) => return local_socket::connect(port),
+    };
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     reactor.tune(&socket)?;
     match socket.connect(&SockAddr::from(address)) {

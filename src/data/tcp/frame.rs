@@ -3,9 +3,11 @@
 //! ```text
 //! writer → receiver   hello    magic[8] version:u32 block_len:u64 stream:u16 streams:u16 token_len:u16 reserved:u16
 //!                              token[token_len]
-//! receiver → writer   answer   magic[4] code:u32 value:u64                     code 0 = accepted
+//!      on a Unix socket also   handover magic[4] flags:u32 base_addr:u64 file_offset:u64 num_blocks:u32 reserved:u32
+//! receiver → writer   answer   magic[4] code:u32 value:u64                     code 0 = accepted, value: see `Reach`
 //! writer → receiver   frame    magic[4] flags:u32 transfer:u64 load:u64 blocks:u32 reserved:u32 bytes:u64
-//!                              destination:u32 × blocks, then bytes = blocks × block_len
+//!                              destination:u32 × blocks, then bytes = blocks × block_len;
+//!                              where the receiver pulls, instead of the bytes: source:u32 × blocks
 //! receiver → writer   ack      magic[4] code:u32 transfer:u64 value:u64        code 0 = landed
 //! ```
 //!
@@ -15,6 +17,7 @@ use std::fmt;
 
 use thiserror::Error;
 
+use crate::protocol::config::Reach;
 use crate::protocol::ids::{BlockIndex, BlockPair, LoadToken, TransferId};
 
 pub(super) const VERSION: u32 = 1;
@@ -24,11 +27,14 @@ pub(super) const MAX_TOKEN_LEN: usize = 256;
 pub(super) const MAX_FRAME_BLOCKS: usize = 8192;
 
 const HELLO_MAGIC: [u8; 8] = *b"p2pkvtcp";
+const HANDOVER_MAGIC: [u8; 4] = *b"kvHO";
 const ANSWER_MAGIC: [u8; 4] = *b"kvAN";
 const FRAME_MAGIC: [u8; 4] = *b"kvFR";
 const ACK_MAGIC: [u8; 4] = *b"kvAC";
 const FLAG_HAS_LOAD: u32 = 1;
-const DESTINATION_LEN: usize = 4;
+/// The receiver pulls the blocks from where the second table says.
+const FLAG_PULL: u32 = 2;
+const INDEX_LEN: usize = 4;
 
 /// Bytes that are not what the protocol says.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -128,11 +134,21 @@ impl Hello {
 /// Why a receiver does not want a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum HelloRefusal {
-    BlockLen { receiver: u64 },
+    BlockLen {
+        receiver: u64,
+    },
     Token,
-    TooManyStreams { limit: u64 },
-    Version { receiver: u64 },
-    Other { code: u32 },
+    TooManyStreams {
+        limit: u64,
+    },
+    /// The receiver cannot read the writer's memory; its log says why.
+    Unreachable,
+    Version {
+        receiver: u64,
+    },
+    Other {
+        code: u32,
+    },
 }
 
 impl HelloRefusal {
@@ -142,6 +158,7 @@ impl HelloRefusal {
             HelloRefusal::Token => (2, 0),
             HelloRefusal::BlockLen { receiver } => (3, receiver),
             HelloRefusal::TooManyStreams { limit } => (4, limit),
+            HelloRefusal::Unreachable => (5, 0),
             HelloRefusal::Other { code } => (code, 0),
         }
     }
@@ -152,6 +169,7 @@ impl HelloRefusal {
             2 => HelloRefusal::Token,
             3 => HelloRefusal::BlockLen { receiver: value },
             4 => HelloRefusal::TooManyStreams { limit: value },
+            5 => HelloRefusal::Unreachable,
             code => HelloRefusal::Other { code },
         }
     }
@@ -165,6 +183,9 @@ impl fmt::Display for HelloRefusal {
             HelloRefusal::TooManyStreams { limit } => {
                 write!(f, "the receiver takes at most {limit} streams of one session")
             }
+            HelloRefusal::Unreachable => {
+                f.write_str("the receiver cannot read this process's memory (its log says why)")
+            }
             HelloRefusal::Version { receiver } => {
                 write!(f, "the receiver speaks version {receiver} of the data protocol, this side {VERSION}")
             }
@@ -173,15 +194,61 @@ impl fmt::Display for HelloRefusal {
     }
 }
 
-/// The receiver's word on a hello.
+/// What follows the hello on a Unix socket: where the writer's region is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Answer(pub Result<(), HelloRefusal>);
+pub(super) struct HandoverHead {
+    pub base_addr: u64,
+    pub file_offset: u64,
+    pub num_blocks: u32,
+}
+
+impl HandoverHead {
+    pub const LEN: usize = 32;
+
+    pub fn encode(self) -> [u8; Self::LEN] {
+        let mut bytes = [0; Self::LEN];
+        let HandoverHead { base_addr, file_offset, num_blocks } = self;
+        write_fields(
+            &mut bytes,
+            &[
+                &HANDOVER_MAGIC,
+                &[0; 4],
+                &base_addr.to_le_bytes(),
+                &file_offset.to_le_bytes(),
+                &num_blocks.to_le_bytes(),
+            ],
+        );
+        bytes
+    }
+
+    pub fn decode(bytes: &[u8]) -> Result<HandoverHead, WireError> {
+        let mut fields = Fields(bytes);
+        if fields.take() != Some(HANDOVER_MAGIC) {
+            return Err(WireError::Foreign("handover"));
+        }
+        match (fields.u32(), fields.u64(), fields.u64(), fields.u32()) {
+            (Some(_flags), Some(base_addr), Some(file_offset), Some(num_blocks)) => {
+                Ok(HandoverHead { base_addr, file_offset, num_blocks })
+            }
+            _ => Err(WireError::Short("handover")),
+        }
+    }
+}
+
+/// The receiver's word on a hello: how it gets at the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Answer(pub Result<Reach, HelloRefusal>);
 
 impl Answer {
     pub const LEN: usize = 16;
 
     pub fn encode(self) -> [u8; Self::LEN] {
-        let (code, value) = self.0.map_or_else(HelloRefusal::to_wire, |()| (0, 0));
+        let (code, value) = match self.0 {
+            Ok(Reach::Stream) => (0, 0),
+            Ok(Reach::Mapped) => (0, 1),
+            Ok(Reach::VmRead) => (0, 2),
+            Err(refusal) => refusal.to_wire(),
+        };
         let mut bytes = [0; Self::LEN];
         write_fields(&mut bytes, &[&ANSWER_MAGIC, &code.to_le_bytes(), &value.to_le_bytes()]);
         bytes
@@ -193,7 +260,12 @@ impl Answer {
             return Err(WireError::Foreign("answer"));
         }
         match (fields.u32(), fields.u64()) {
-            (Some(0), Some(_)) => Ok(Answer(Ok(()))),
+            (Some(0), Some(0)) => Ok(Answer(Ok(Reach::Stream))),
+            (Some(0), Some(1)) => Ok(Answer(Ok(Reach::Mapped))),
+            (Some(0), Some(2)) => Ok(Answer(Ok(Reach::VmRead))),
+            (Some(0), Some(got)) => {
+                Err(WireError::OutOfRange { what: "how the receiver reads", got, least: 0, most: 2 })
+            }
             (Some(code), Some(value)) => Ok(Answer(Err(HelloRefusal::from_wire(code, value)))),
             _ => Err(WireError::Short("answer")),
         }
@@ -207,23 +279,24 @@ pub(super) struct FrameHeader {
     pub load: Option<LoadToken>,
     /// 1 to [`MAX_FRAME_BLOCKS`].
     pub blocks: u32,
+    pub pull: bool,
 }
 
 impl FrameHeader {
     pub const LEN: usize = 40;
 
-    /// Header and table of destinations, in place of what `head` held.
+    /// Header and tables, in place of what `head` held.
     pub fn encode(
         transfer: TransferId,
         load: Option<LoadToken>,
         blocks: &[BlockPair],
-        block_len: usize,
+        (block_len, pull): (usize, bool),
         head: &mut Vec<u8>,
     ) {
         let count = u32::try_from(blocks.len()).unwrap_or(u32::MAX);
-        let flags = if load.is_some() { FLAG_HAS_LOAD } else { 0 };
+        let flags = if load.is_some() { FLAG_HAS_LOAD } else { 0 } | if pull { FLAG_PULL } else { 0 };
         head.clear();
-        head.reserve(Self::LEN + blocks.len() * DESTINATION_LEN);
+        head.reserve(Self::LEN + blocks.len() * 2 * INDEX_LEN);
         head.extend_from_slice(&FRAME_MAGIC);
         head.extend_from_slice(&flags.to_le_bytes());
         head.extend_from_slice(&transfer.0.to_le_bytes());
@@ -232,6 +305,9 @@ impl FrameHeader {
         head.extend_from_slice(&[0; 4]);
         head.extend_from_slice(&(u64::from(count) * block_len as u64).to_le_bytes());
         head.extend(blocks.iter().flat_map(|pair| pair.remote.0.to_le_bytes()));
+        if pull {
+            head.extend(blocks.iter().flat_map(|pair| pair.local.0.to_le_bytes()));
+        }
     }
 
     /// Checks every field against what this side can take.
@@ -258,22 +334,40 @@ impl FrameHeader {
             return Err(WireError::Size { got, blocks, block_len });
         }
         let load = (flags & FLAG_HAS_LOAD != 0).then_some(LoadToken(load));
-        Ok(FrameHeader { transfer: TransferId(transfer), load, blocks })
+        Ok(FrameHeader { transfer: TransferId(transfer), load, blocks, pull: flags & FLAG_PULL != 0 })
     }
 
+    /// Of all tables.
     pub fn table_len(&self) -> usize {
-        self.blocks as usize * DESTINATION_LEN
+        self.blocks as usize * INDEX_LEN * if self.pull { 2 } else { 1 }
     }
 
     pub fn payload_len(&self, block_len: usize) -> u64 {
         u64::from(self.blocks) * block_len as u64
     }
+
+    /// The receiver's blocks, from the given position on.
+    pub fn destinations<'t>(
+        &self,
+        tables: &'t [u8],
+        from: usize,
+    ) -> impl Iterator<Item = BlockIndex> + Clone + use<'t> {
+        indexes(tables.get(..self.blocks as usize * INDEX_LEN).unwrap_or_default(), from)
+    }
+
+    /// The writer's blocks, from the given position on; none unless the receiver pulls.
+    pub fn sources<'t>(
+        &self,
+        tables: &'t [u8],
+        from: usize,
+    ) -> impl Iterator<Item = BlockIndex> + Clone + use<'t> {
+        indexes(tables.get(self.blocks as usize * INDEX_LEN..).unwrap_or_default(), from)
+    }
 }
 
-/// The destinations in a table as received, from the given position on.
-pub(super) fn destinations(table: &[u8], from: usize) -> impl Iterator<Item = BlockIndex> + Clone {
-    let rest = table.get(from * DESTINATION_LEN..).unwrap_or_default();
-    rest.as_chunks::<DESTINATION_LEN>().0.iter().map(|index| BlockIndex(u32::from_le_bytes(*index)))
+fn indexes(table: &[u8], from: usize) -> impl Iterator<Item = BlockIndex> + Clone {
+    let rest = table.get(from * INDEX_LEN..).unwrap_or_default();
+    rest.as_chunks::<INDEX_LEN>().0.iter().map(|index| BlockIndex(u32::from_le_bytes(*index)))
 }
 
 /// Why a receiver threw a frame's bytes away.
@@ -377,7 +471,7 @@ mod tests {
     use super::*;
 
     fn pair(remote: u32) -> BlockPair {
-        BlockPair { local: BlockIndex(0), remote: BlockIndex(remote) }
+        BlockPair { local: BlockIndex(remote / 2), remote: BlockIndex(remote) }
     }
 
     #[test]
@@ -392,16 +486,28 @@ mod tests {
     fn a_frame_comes_back_as_it_was() {
         for load in [None, Some(LoadToken(0)), Some(LoadToken(u64::MAX))] {
             let mut head = vec![1; 3];
-            FrameHeader::encode(TransferId(9), load, &[pair(7), pair(u32::MAX)], 10, &mut head);
-            let header = FrameHeader::decode(&head[..FrameHeader::LEN], 10).unwrap();
-            assert_eq!(header, FrameHeader { transfer: TransferId(9), load, blocks: 2 });
-            assert_eq!((header.table_len(), header.payload_len(10)), (8, 20));
-            let table = &head[FrameHeader::LEN..];
-            assert_eq!(table.len(), header.table_len());
-            assert!(destinations(table, 0).eq([BlockIndex(7), BlockIndex(u32::MAX)]));
-            assert!(destinations(table, 1).eq([BlockIndex(u32::MAX)]));
-            assert!(destinations(table, 2).eq([]));
+            for pull in [false, true] {
+                FrameHeader::encode(TransferId(9), load, &[pair(7), pair(u32::MAX)], (10, pull), &mut head);
+                let header = FrameHeader::decode(&head[..FrameHeader::LEN], 10).unwrap();
+                assert_eq!(header, FrameHeader { transfer: TransferId(9), load, blocks: 2, pull });
+                assert_eq!((header.table_len(), header.payload_len(10)), (if pull { 16 } else { 8 }, 20));
+                let tables = &head[FrameHeader::LEN..];
+                assert_eq!(tables.len(), header.table_len());
+                assert!(header.destinations(tables, 0).eq([BlockIndex(7), BlockIndex(u32::MAX)]));
+                assert!(header.destinations(tables, 1).eq([BlockIndex(u32::MAX)]));
+                assert!(header.destinations(tables, 2).eq([]));
+                let sources = [BlockIndex(3), BlockIndex(u32::MAX / 2)];
+                assert!(header.sources(tables, 0).eq(sources.into_iter().filter(|_| pull)));
+            }
         }
+    }
+
+    #[test]
+    fn a_handover_comes_back_as_it_was() {
+        let head = HandoverHead { base_addr: u64::MAX, file_offset: 4096, num_blocks: 7 };
+        assert_eq!(HandoverHead::decode(&head.encode()), Ok(head));
+        assert!(HandoverHead::decode(&head.encode()[..20]).is_err());
+        assert!(HandoverHead::decode(b"GET / HTTP/1.1 and so on and on.").is_err());
     }
 
     #[test]
@@ -422,10 +528,12 @@ mod tests {
             HelloRefusal::BlockLen { receiver: u64::MAX },
             HelloRefusal::Token,
             HelloRefusal::TooManyStreams { limit: 16 },
+            HelloRefusal::Unreachable,
             HelloRefusal::Version { receiver: 2 },
             HelloRefusal::Other { code: 99 },
         ];
-        for answer in hello.into_iter().map(Err).chain([Ok(())]).map(Answer) {
+        let accepted = [Reach::Stream, Reach::Mapped, Reach::VmRead].map(Ok);
+        for answer in hello.into_iter().map(Err).chain(accepted).map(Answer) {
             assert_eq!(Answer::decode(&answer.encode()), Ok(answer));
         }
     }
@@ -433,7 +541,7 @@ mod tests {
     #[test]
     fn a_header_with_impossible_sizes_is_refused() {
         let mut head = Vec::new();
-        FrameHeader::encode(TransferId(1), None, &[pair(0)], 10, &mut head);
+        FrameHeader::encode(TransferId(1), None, &[pair(0)], (10, false), &mut head);
         let with = |at: usize, field: &[u8]| {
             let mut bytes = head.clone();
             bytes[at..at + field.len()].copy_from_slice(field);

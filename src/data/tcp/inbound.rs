@@ -7,6 +7,8 @@
 //!                               │ not admitted: reason                        │ the fence closed
 //!                               └──────────────► Discarding ◄─────────────────┘
 //!                                                    └──► ack: refused ──► Header
+//!
+//!     on a connection that pulls: Table ──► Pulling ──► ack: landed or refused ──► Header
 //! ```
 //!
 //! Anything that is not the protocol ends the connection, and nothing else.
@@ -14,12 +16,13 @@
 use std::sync::Arc;
 
 use super::fence::{Access, ArmedLoad, Fence};
-use super::frame::{Ack, FrameHeader, FrameRefusal, destinations};
+use super::frame::{Ack, FrameHeader, FrameRefusal};
 use super::io_vectors::{Moved, Place, discard};
 use super::reactor::{Connection, Fill, Outbox, Reactor, fill};
 use super::sys::{Interest, Readiness, set_receive_low_water};
 use crate::data::DataEvent;
-use crate::protocol::ids::SessionId;
+use crate::data::same_host::Source;
+use crate::protocol::ids::{BlockPair, SessionId};
 
 /// Bytes that one connection may take in before others get their turn. Also the most that one read writes behind
 /// a fence that is being closed.
@@ -35,6 +38,7 @@ enum State {
     Header { bytes: [u8; FrameHeader::LEN], got: usize },
     Table { header: FrameHeader, got: usize },
     Landing { header: FrameHeader, load: Arc<ArmedLoad>, place: Place },
+    Pulling { header: FrameHeader, load: Arc<ArmedLoad>, place: Place },
     Discarding { header: FrameHeader, refusal: FrameRefusal, left: u64 },
 }
 
@@ -68,7 +72,9 @@ pub(super) struct Inbound {
     pub session: SessionId,
     pub from: String,
     state: State,
-    /// Destinations of the current frame, as received.
+    /// The writer's region, where blocks are pulled from it.
+    source: Option<Source>,
+    /// Tables of the current frame, as received.
     table: Vec<u8>,
     acks: Outbox,
     /// What the socket was told last.
@@ -76,12 +82,13 @@ pub(super) struct Inbound {
 }
 
 impl Inbound {
-    pub fn new(connection: Connection, session: SessionId, from: String) -> Inbound {
+    pub fn new(connection: Connection, session: SessionId, from: String, source: Option<Source>) -> Inbound {
         Inbound {
             connection,
             session,
             from,
             state: AT_FRAME_START,
+            source,
             table: Vec::new(),
             acks: Outbox::default(),
             low_water: 1,
@@ -98,6 +105,9 @@ impl Inbound {
             self.set_low_water(reactor.block_len()).map_err(broken)?;
         }
         self.acks.flush(&self.connection.socket).map_err(broken)?;
+        if matches!(self.state, State::Pulling { .. }) {
+            reactor.call_again(self.connection.id);
+        }
         let interest =
             Interest { readable: self.acks.waiting() < MAX_WAITING_ACKS, writable: self.acks.waiting() > 0 };
         reactor.want(&mut self.connection, interest).map_err(broken)
@@ -118,7 +128,7 @@ impl Inbound {
     /// Never more than the current frame still brings, so its end is always noticed.
     fn set_low_water(&mut self, block_len: usize) -> std::io::Result<()> {
         let left = match &self.state {
-            State::Header { .. } | State::Table { .. } => 1,
+            State::Header { .. } | State::Table { .. } | State::Pulling { .. } => 1,
             State::Landing { header, place, .. } => left_after(*place, *header, block_len),
             State::Discarding { left, .. } => *left,
         };
@@ -135,6 +145,7 @@ impl Inbound {
             State::Header { .. } => self.read_header(reactor.block_len()),
             State::Table { .. } => self.read_table(reactor.block_len(), fence),
             State::Landing { .. } => self.land(budget, reactor, fence),
+            State::Pulling { .. } => self.pull(budget, reactor, fence),
             State::Discarding { .. } => self.throw_away(budget),
         }
     }
@@ -148,6 +159,11 @@ impl Inbound {
             Fill::Complete => {}
         }
         let header = FrameHeader::decode(bytes, block_len).map_err(|error| Some(error.to_string()))?;
+        if header.pull != self.source.is_some() {
+            return Err(Some(
+                "a frame brings bytes where they are to be pulled, or the other way".to_owned(),
+            ));
+        }
         self.table.resize(header.table_len(), 0);
         self.state = State::Table { header, got: 0 };
         Ok(Step::Moved(FRAME_COST))
@@ -161,11 +177,57 @@ impl Inbound {
             Fill::Complete => {}
         }
         let header = *header;
-        self.state = match fence.admit(self.session, header.load, destinations(&self.table, 0)) {
-            Ok(load) => State::Landing { header, load, place: Place::default() },
-            Err(refusal) => State::Discarding { header, refusal, left: header.payload_len(block_len) },
-        };
+        if let Some(source) = &self.source
+            && let Some(block) = header.sources(&self.table, 0).find(|block| !source.has_block(*block))
+        {
+            return Err(Some(format!("a frame names block {block}, which the writer does not have")));
+        }
+        match fence.admit(self.session, header.load, header.destinations(&self.table, 0)) {
+            Ok(load) if header.pull => self.state = State::Pulling { header, load, place: Place::default() },
+            Ok(load) => self.state = State::Landing { header, load, place: Place::default() },
+            Err(refusal) if header.pull => self.acknowledge(header, Err(refusal)),
+            Err(refusal) => {
+                self.state = State::Discarding { header, refusal, left: header.payload_len(block_len) };
+            }
+        }
         Ok(Step::Moved(self.table.len()))
+    }
+
+    /// Copies out of the writer's region. What was copied counts only if the writer had not let go of its blocks by then.
+    fn pull(&mut self, budget: usize, reactor: &mut Reactor, fence: &Fence) -> Result<Step, End> {
+        let (State::Pulling { header, load, place }, Some(source)) = (&mut self.state, &mut self.source)
+        else {
+            return Ok(Step::Moved(0));
+        };
+        let (header, region) = (*header, *reactor.region());
+        let limit = budget.min(source.bytes_per_pull());
+        let access = load.write_while_armed(|| {
+            let ours = header.destinations(&self.table, place.block);
+            let theirs = header.sources(&self.table, place.block);
+            let pairs = ours.zip(theirs).map(|(local, remote)| BlockPair { local, remote });
+            source.pull(&region, pairs, place.offset, limit)
+        });
+        let (pulled, open) = match access {
+            Access::Wrote(pulled) => (pulled, true),
+            Access::WroteLast(pulled) => {
+                fence.forget(load.load);
+                reactor.events.push(DataEvent::Disarmed { load: load.load });
+                (pulled, false)
+            }
+            Access::Barred => (Ok(0), false),
+        };
+        let bytes = pulled.map_err(|error| Some(format!("its memory cannot be read: {error}")))?;
+        place.advance(bytes, region.block_len());
+        if !open {
+            self.acknowledge(header, Err(FrameRefusal::Disarmed));
+        } else if place.block >= header.blocks as usize {
+            if !source.was_alive(&self.connection.socket) {
+                return Err(Some("it closed while its blocks were copied".to_owned()));
+            }
+            note_landed(load, header, reactor, fence);
+            self.acknowledge(header, Ok(()));
+        }
+        Ok(Step::Moved(bytes))
     }
 
     /// Reads straight into the blocks. Whether the fence is open is asked for each read anew.
@@ -173,7 +235,7 @@ impl Inbound {
         let State::Landing { header, load, place } = &mut self.state else { return Ok(Step::Moved(0)) };
         let (header, block_len) = (*header, reactor.block_len());
         let access = load.write_while_armed(|| {
-            let blocks = destinations(&self.table, place.block);
+            let blocks = header.destinations(&self.table, place.block);
             reactor.vectors.receive(&self.connection.socket, blocks, place.offset, budget)
         });
         let (received, open) = match access {
@@ -195,10 +257,7 @@ impl Inbound {
         if !open {
             self.refuse(header, FrameRefusal::Disarmed, left);
         } else if left == 0 {
-            if load.has_landed(header.blocks as usize) {
-                fence.forget(load.load);
-                reactor.events.push(DataEvent::Landed { load: load.load });
-            }
+            note_landed(load, header, reactor, fence);
             self.acknowledge(header, Ok(()));
         }
         Ok(step)
@@ -231,6 +290,14 @@ impl Inbound {
         }
         self.acks.push(&Ack { transfer: header.transfer, verdict }.encode());
         self.state = AT_FRAME_START;
+    }
+}
+
+/// All blocks of a frame are in; perhaps with them all of the load's.
+fn note_landed(load: &ArmedLoad, header: FrameHeader, reactor: &mut Reactor, fence: &Fence) {
+    if load.has_landed(header.blocks as usize) {
+        fence.forget(load.load);
+        reactor.events.push(DataEvent::Landed { load: load.load });
     }
 }
 

@@ -1,18 +1,21 @@
 //! The door: the listening socket, and connections that have not proved yet whose they are.
 
 use std::collections::BTreeMap;
-use std::io;
+use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr};
+use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
 use super::admission::Admission;
-use super::frame::{Answer, Hello, HelloRefusal, VERSION};
+use super::frame::{Answer, HandoverHead, Hello, HelloRefusal, VERSION};
 use super::inbound::Inbound;
-use super::reactor::{Connection, Fill, LISTENER, Outbox, Reactor, Route, fill};
+use super::reactor::{Connection, Fill, LISTENER, LOCAL_LISTENER, Outbox, Reactor, Route, fill_from};
 use super::sys::{ConnectionId, Interest};
 use super::{TcpConfig, describe_bind_error};
+use crate::data::same_host::{Handover, Source, socket as local_socket};
+use crate::protocol::config::Reach;
 use crate::protocol::error::Result;
 use crate::protocol::ids::SessionId;
 use crate::protocol::timer::Timestamp;
@@ -23,10 +26,23 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Accepted in one go, before other work gets its turn.
 const ACCEPTS_PER_TURN: usize = 32;
 
-/// Binds the data port. Free again as soon as the socket closes.
-pub(super) fn bind(config: &TcpConfig) -> Result<(Socket, u16)> {
+/// What is listened on.
+pub(super) struct Doors {
+    pub tcp: Socket,
+    pub port: u16,
+    /// For writers of this host.
+    pub local: Option<Socket>,
+}
+
+/// Binds the data port, and the Unix socket beside it if that can be had. Free again as soon as they close.
+pub(super) fn bind(config: &TcpConfig) -> Result<Doors> {
     let address = SocketAddr::new(config.bind_ip, config.port);
-    open_listening_socket(address).map_err(|error| describe_bind_error(address, &error))
+    let (tcp, port) = open_listening_socket(address).map_err(|error| describe_bind_error(address, &error))?;
+    let local = config.same_host.then(|| local_socket::listen(port, BACKLOG));
+    let local = local.and_then(|opened| {
+        opened.inspect_err(|error| log::warn!("tcp: no Unix socket for peers of this host: {error}")).ok()
+    });
+    Ok(Doors { tcp, port, local })
 }
 
 fn open_listening_socket(address: SocketAddr) -> io::Result<(Socket, u16)> {
@@ -43,22 +59,30 @@ fn open_listening_socket(address: SocketAddr) -> io::Result<(Socket, u16)> {
 }
 
 pub(super) struct Listener {
-    socket: Socket,
+    doors: Doors,
     paused_until: Option<Timestamp>,
     /// By id, hence by age.
     greetings: BTreeMap<ConnectionId, Greeting>,
 }
 
 impl Listener {
-    /// `socket` is in the epoll set already.
-    pub fn new(socket: Socket) -> Listener {
-        Listener { socket, paused_until: None, greetings: BTreeMap::new() }
+    /// The doors are in the epoll set already.
+    pub fn new(doors: Doors) -> Listener {
+        Listener { doors, paused_until: None, greetings: BTreeMap::new() }
     }
 
-    pub fn accept_ready(&mut self, reactor: &mut Reactor) {
+    fn door(&self, id: ConnectionId) -> Option<&Socket> {
+        if id == LOCAL_LISTENER { self.doors.local.as_ref() } else { Some(&self.doors.tcp) }
+    }
+
+    pub fn accept_ready(&mut self, id: ConnectionId, reactor: &mut Reactor) {
         for _ in 0..ACCEPTS_PER_TURN {
-            match self.socket.accept() {
-                Ok((socket, from)) => self.greet(socket, from.as_socket(), reactor),
+            let Some(door) = self.door(id) else { return };
+            match door.accept() {
+                Ok((socket, from)) => {
+                    let kind = if id == LOCAL_LISTENER { Kind::Local } else { Kind::Tcp(from.as_socket()) };
+                    self.greet(socket, kind, reactor);
+                }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) if is_shortage(&error) => return self.pause(&error, reactor),
                 // The connection that was next died before it was accepted: no matter.
@@ -68,8 +92,11 @@ impl Listener {
     }
 
     fn pause(&mut self, error: &io::Error, reactor: &mut Reactor) {
+        if self.paused_until.is_some() {
+            return;
+        }
         log::warn!("tcp: cannot accept data connections ({error}); trying again in {ACCEPT_PAUSE:?}");
-        if let Err(error) = reactor.watch_listener(&self.socket, false) {
+        if let Err(error) = self.watch(false, reactor) {
             log::warn!("tcp: pausing the listener: {error}");
         }
         self.paused_until = Some(reactor.set_deadline(LISTENER, ACCEPT_PAUSE));
@@ -80,7 +107,7 @@ impl Listener {
         if self.paused_until.is_none_or(|until| until > reactor.now) {
             return;
         }
-        match reactor.watch_listener(&self.socket, true) {
+        match self.watch(true, reactor) {
             Ok(()) => self.paused_until = None,
             Err(error) => {
                 log::warn!("tcp: resuming the listener: {error}");
@@ -89,8 +116,13 @@ impl Listener {
         }
     }
 
+    fn watch(&self, watch: bool, reactor: &Reactor) -> io::Result<()> {
+        reactor.watch_listener(LISTENER, &self.doors.tcp, watch)?;
+        self.doors.local.as_ref().map_or(Ok(()), |local| reactor.watch_listener(LOCAL_LISTENER, local, watch))
+    }
+
     /// At the cap the oldest stranger has to go: a true peer says its hello at once.
-    fn greet(&mut self, socket: Socket, from: Option<SocketAddr>, reactor: &mut Reactor) {
+    fn greet(&mut self, socket: Socket, kind: Kind, reactor: &mut Reactor) {
         if self.greetings.len() >= reactor.config.max_unauthenticated
             && let Some((_, oldest)) = self.greetings.pop_first()
         {
@@ -105,7 +137,15 @@ impl Listener {
                 let id = connection.id;
                 self.greetings.insert(
                     id,
-                    Greeting { connection, from, deadline, hello: None, bytes: Vec::new(), got: 0 },
+                    Greeting {
+                        connection,
+                        kind,
+                        deadline,
+                        hello: None,
+                        bytes: Vec::new(),
+                        got: 0,
+                        file: None,
+                    },
                 );
             }
             Err(error) => log::warn!("tcp: a data connection cannot be used: {error}"),
@@ -122,7 +162,9 @@ impl Listener {
     ) -> Option<Inbound> {
         let mut greeting = self.greetings.remove(&id)?;
         let verdict = match greeting.read() {
-            Ok(Some(hello)) => greeting.judge(&hello, reactor, admission, streams_of),
+            Ok(Some(hello)) => greeting
+                .judge(&hello, reactor, admission, streams_of)
+                .and_then(|session| Ok((session, greeting.reach(&hello, session, reactor)?))),
             Ok(None) => {
                 self.greetings.insert(id, greeting);
                 return None;
@@ -150,8 +192,18 @@ impl Listener {
         while let Some((_, greeting)) = self.greetings.pop_first() {
             reactor.close(greeting.connection);
         }
-        let _ = self.socket.shutdown(Shutdown::Both);
+        let _ = self.doors.tcp.shutdown(Shutdown::Both);
+        if let Some(local) = &self.doors.local {
+            let _ = local.shutdown(Shutdown::Both);
+        }
     }
+}
+
+/// Where a connection came in.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    Tcp(Option<SocketAddr>),
+    Local,
 }
 
 /// Conditions that pass when something is freed, and until then make `accept` fail without end.
@@ -162,25 +214,36 @@ fn is_shortage(error: &io::Error) -> bool {
 /// An accepted connection whose hello is not complete.
 struct Greeting {
     connection: Connection,
-    from: Option<SocketAddr>,
+    kind: Kind,
     deadline: Timestamp,
     /// Known once the fixed part is complete; the token follows.
     hello: Option<Hello>,
     bytes: Vec<u8>,
     got: usize,
+    /// What a local writer sent along.
+    file: Option<OwnedFd>,
 }
 
 impl Greeting {
     fn from(&self) -> String {
-        self.from.map_or_else(|| "an unknown address".to_owned(), |from| from.to_string())
+        match self.kind {
+            Kind::Tcp(Some(from)) => from.to_string(),
+            Kind::Tcp(None) => "an unknown address".to_owned(),
+            Kind::Local => "a process of this host".to_owned(),
+        }
+    }
+
+    fn is_local(&self) -> bool {
+        matches!(self.kind, Kind::Local)
     }
 
     /// `None`: more has to come.
     fn read(&mut self) -> std::result::Result<Option<Hello>, String> {
         loop {
-            let needed = Hello::LEN + self.hello.map_or(0, |hello| hello.token_len);
+            let handover_len = if self.is_local() { HandoverHead::LEN } else { 0 };
+            let needed = Hello::LEN + self.hello.map_or(0, |hello| hello.token_len + handover_len);
             self.bytes.resize(needed, 0);
-            let filled = fill(&self.connection.socket, &mut self.bytes, &mut self.got);
+            let filled = self.fill();
             if !Hello::may_begin_with(self.bytes.get(..self.got).unwrap_or_default()) {
                 return Err("it does not speak the data protocol".to_owned());
             }
@@ -195,6 +258,39 @@ impl Greeting {
         }
     }
 
+    fn fill(&mut self) -> io::Result<Fill> {
+        let Greeting { connection, bytes, got, file, kind, .. } = self;
+        match kind {
+            Kind::Local => {
+                fill_from(|rest| local_socket::receive(&connection.socket, rest, file), bytes, got)
+            }
+            Kind::Tcp(_) => fill_from(|rest| (&connection.socket).read(rest), bytes, got),
+        }
+    }
+
+    /// How a local writer's blocks are got at.
+    fn reach(
+        &mut self,
+        hello: &Hello,
+        session: SessionId,
+        reactor: &Reactor,
+    ) -> std::result::Result<Option<Source>, HelloRefusal> {
+        if !self.is_local() {
+            return Ok(None);
+        }
+        let refuse = |why: String| {
+            log::warn!(
+                "same host: session {session}'s memory cannot be reached, its blocks go over tcp: {why}"
+            );
+            HelloRefusal::Unreachable
+        };
+        let head = self.bytes.get(Hello::LEN + hello.token_len..).unwrap_or_default();
+        let HandoverHead { base_addr, file_offset, num_blocks } =
+            HandoverHead::decode(head).map_err(|error| refuse(error.to_string()))?;
+        let handover = Handover { base_addr, num_blocks, file_offset, file: self.file.take() };
+        Source::open(handover, reactor.block_len(), &self.connection.socket).map(Some).map_err(refuse)
+    }
+
     fn judge(
         &self,
         hello: &Hello,
@@ -205,7 +301,7 @@ impl Greeting {
         if hello.version != VERSION {
             return Err(HelloRefusal::Version { receiver: VERSION.into() });
         }
-        let token = self.bytes.get(Hello::LEN..).unwrap_or_default();
+        let token = self.bytes.get(Hello::LEN..Hello::LEN + hello.token_len).unwrap_or_default();
         let session = admission.session_of(token).ok_or(HelloRefusal::Token)?;
         let block_len = reactor.block_len() as u64;
         if hello.block_len != block_len {
@@ -221,18 +317,19 @@ impl Greeting {
     /// Nothing was sent before on this connection, so the few bytes fit its buffer or it is broken.
     fn answer(
         self,
-        verdict: std::result::Result<SessionId, HelloRefusal>,
+        verdict: std::result::Result<(SessionId, Option<Source>), HelloRefusal>,
         reactor: &mut Reactor,
     ) -> Option<Inbound> {
         let mut outbox = Outbox::default();
-        outbox.push(&Answer(verdict.map(drop)).encode());
+        let reach = |source: &Option<Source>| source.as_ref().map_or(Reach::Stream, Source::reach);
+        outbox.push(&Answer(verdict.as_ref().map(|(_, source)| reach(source)).map_err(|why| *why)).encode());
         let sent = outbox.flush(&self.connection.socket);
         match (verdict, sent) {
-            (Ok(session), Ok(())) if outbox.waiting() == 0 => {
+            (Ok((session, source)), Ok(())) if outbox.waiting() == 0 => {
                 reactor.reroute(self.connection.id, Route::Inbound);
                 let from = self.from();
-                log::debug!("tcp: data connection of session {session} from {from}");
-                return Some(Inbound::new(self.connection, session, from));
+                log::debug!("tcp: data connection of session {session} from {from}: {}", reach(&source));
+                return Some(Inbound::new(self.connection, session, from, source));
             }
             (Err(refusal), Ok(())) => {
                 log::warn!("tcp: refused a data connection from {}: {refusal}", self.from());

@@ -35,9 +35,10 @@ use crossbeam_channel::{Receiver, Sender};
 use self::admission::Admission;
 use self::dial::Target;
 use self::fence::Fence;
-use self::reactor::{LISTENER, Reactor, WAKE};
+use self::reactor::{LISTENER, LOCAL_LISTENER, Reactor, WAKE};
 use self::sys::{Epoll, Interest};
 use self::thread::{Command, Shared};
+use super::same_host::RegionFile;
 use super::{DataEvent, DataTransport, Disarm, PeerOffer, Region};
 use crate::protocol::config::TransportKind;
 use crate::protocol::error::{Error, ErrorKind, Result};
@@ -68,6 +69,8 @@ pub struct TcpConfig {
     pub max_unauthenticated: usize,
     /// Connections that one session's peer may hold to us.
     pub max_streams_per_session: usize,
+    /// Whether peers of this host are to pull blocks out of memory, see [`super::same_host`].
+    pub same_host: bool,
 }
 
 impl Default for TcpConfig {
@@ -83,6 +86,7 @@ impl Default for TcpConfig {
             frame_bytes: 4 << 20,
             max_unauthenticated: 64,
             max_streams_per_session: MAX_STREAMS,
+            same_host: true,
         }
     }
 }
@@ -105,9 +109,15 @@ pub struct TcpTransport {
 impl TcpTransport {
     /// Binds the port and starts the I/O thread, `p2pkv-tcp`.
     pub fn new(region: Region, config: &TcpConfig) -> Result<TcpTransport> {
+        TcpTransport::with_file(region, config, None)
+    }
+
+    /// As `new`; peers of this host may map `file`, which the region is a mapping of.
+    pub fn with_file(region: Region, config: &TcpConfig, file: Option<RegionFile>) -> Result<TcpTransport> {
         check(config)?;
         let config = Arc::new(config.clone());
-        let (socket, port) = listener::bind(&config)?;
+        let doors = listener::bind(&config)?;
+        let port = doors.port;
         let (commands, command_queue) = crossbeam_channel::unbounded();
         let (event_queue, events) = crossbeam_channel::unbounded();
         let resources = |error: io::Error| os_error("starting the tcp data plane", &error);
@@ -120,13 +130,16 @@ impl TcpTransport {
         });
         let epoll = Epoll::new().map_err(resources)?;
         epoll.add(shared.wake.as_raw_fd(), WAKE, Interest::READ).map_err(resources)?;
-        epoll.add(socket.as_raw_fd(), LISTENER, Interest::READ).map_err(resources)?;
+        epoll.add(doors.tcp.as_raw_fd(), LISTENER, Interest::READ).map_err(resources)?;
+        if let Some(local) = &doors.local {
+            epoll.add(local.as_raw_fd(), LOCAL_LISTENER, Interest::READ).map_err(resources)?;
+        }
         let thread = {
             let (shared, config) = (Arc::clone(&shared), Arc::clone(&config));
             let sink = EventSink::new(event_queue.clone(), Arc::clone(&ready));
             sys::spawn_without_signals("p2pkv-tcp", move || {
-                let reactor = Reactor::new(config, region, epoll, sink);
-                thread::run(shared, command_queue, reactor, socket);
+                let reactor = Reactor::new(config, (region, file), epoll, sink);
+                thread::run(shared, command_queue, reactor, doors);
             })
             .map_err(resources)?
         };
@@ -176,11 +189,14 @@ impl DataTransport for TcpTransport {
     }
 
     fn register_peer(&mut self, session: SessionId, offer: PeerOffer) {
-        let PeerOffer::Tcp { addresses, token, num_blocks: _ } = offer else {
+        let PeerOffer::Tcp { addresses, token, num_blocks: _, same_host } = offer else {
             let reason = "the tcp transport got an offer for another one".to_owned();
             return self.tell(DataEvent::PeerRefused { session, reason });
         };
-        self.post(Command::RegisterPeer(Target { session, addresses, token, streams: self.config.streams }));
+        let local_port =
+            addresses.first().map(SocketAddr::port).filter(|_| same_host && self.config.same_host);
+        let streams = self.config.streams;
+        self.post(Command::RegisterPeer(Target { session, addresses, local_port, token, streams }));
     }
 
     fn drop_peer(&mut self, session: SessionId) {

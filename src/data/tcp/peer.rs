@@ -39,6 +39,9 @@ const BYTES_PER_TURN: usize = 1 << 20;
 const MIN_BALANCED_FRAME: usize = 256 << 10;
 /// While other streams carry on, a lost one is not dialled more often than this.
 const REDIAL_PAUSE: Duration = Duration::from_secs(1);
+/// A receiver that pulls acknowledges what was cancelled at once. One that does not is frozen or overloaded: only closing
+/// its stream makes sure that what it still copies counts for nothing.
+const CANCEL_GRACE: Duration = Duration::from_millis(25);
 /// Streams lost in a row, each for one of the slots, without a single ack between: the peer is given up.
 const MAX_FRUITLESS_LOSSES: usize = 3;
 
@@ -83,6 +86,8 @@ struct Transfer {
     begun: usize,
     unacked_frames: usize,
     failure: Option<Failure>,
+    /// Cancelled while the receiver copies it: when that must have ended.
+    pulled_until: Option<Timestamp>,
 }
 
 impl Transfer {
@@ -134,7 +139,15 @@ impl Peer {
         reactor: &mut Reactor,
     ) -> Fate {
         let frame_blocks = frame_blocks(blocks.len(), self.target.streams, reactor);
-        let transfer = Transfer { load, blocks, frame_blocks, begun: 0, unacked_frames: 0, failure: None };
+        let transfer = Transfer {
+            load,
+            blocks,
+            frame_blocks,
+            begun: 0,
+            unacked_frames: 0,
+            failure: None,
+            pulled_until: None,
+        };
         self.transfers.insert(id, transfer);
         self.waiting.push_back(id);
         if !self.registered {
@@ -154,6 +167,25 @@ impl Peer {
             }
         }
         self.settle(ended, reactor);
+        self.limit_pulls(transfers, reactor);
+    }
+
+    /// What is pulled and was cancelled has its blocks held only so much longer.
+    fn limit_pulls(&mut self, cancelled: &[TransferId], reactor: &mut Reactor) {
+        for id in cancelled {
+            if let Some(transfer) = self.transfers.get_mut(id)
+                && transfer.pulled_until.is_none()
+            {
+                for slot in &self.slots {
+                    if let Slot::Open(stream) = slot
+                        && stream.is_pulled()
+                        && stream.has_unacked(*id)
+                    {
+                        transfer.pulled_until = Some(stream.wake_in(CANCEL_GRACE, reactor));
+                    }
+                }
+            }
+        }
     }
 
     pub fn on_ready(&mut self, slot: usize, ready: Readiness, reactor: &mut Reactor) -> Fate {
@@ -176,11 +208,19 @@ impl Peer {
                 let step = dial.on_deadline(&self.target, reactor);
                 self.settle_dial(slot, step, reactor)
             }
+            Slot::Open(stream) if self.is_overdue(&stream, reactor.now) => {
+                self.lose(slot, stream, "the receiver did not answer to a cancel in time", reactor)
+            }
             other => {
                 self.put_slot(slot, other);
                 Fate::Stays
             }
         }
+    }
+
+    fn is_overdue(&self, stream: &Stream, now: Timestamp) -> bool {
+        let is_late = |transfer: &Transfer| transfer.pulled_until.is_some_and(|until| until <= now);
+        self.transfers.iter().any(|(id, transfer)| is_late(transfer) && stream.has_unacked(*id))
     }
 
     /// Closes all streams and ends all transfers.
@@ -217,14 +257,15 @@ impl Peer {
                 self.put_slot(slot, Slot::Dialing(dial));
                 Fate::Stays
             }
-            Step::Accepted(connection) => {
-                self.put_slot(slot, Slot::Open(Stream::new(connection)));
+            Step::Accepted(connection, reach) => {
+                self.put_slot(slot, Slot::Open(Stream::new(connection, reach)));
                 if !self.registered {
                     self.registered = self.slots.iter().all(|slot| matches!(slot, Slot::Open(_)));
                     if !self.registered {
                         return Fate::Stays;
                     }
-                    reactor.events.push(DataEvent::PeerRegistered { session: self.target.session });
+                    let session = self.target.session;
+                    reactor.events.push(DataEvent::PeerRegistered { session, reach });
                 }
                 self.pump_all(reactor)
             }

@@ -13,6 +13,7 @@ use socket2::{Socket, TcpKeepalive};
 use super::TcpConfig;
 use super::io_vectors::IoVectors;
 use super::sys::{ConnectionId, Epoll, EventFd, Interest, Readiness};
+use crate::data::same_host::RegionFile;
 use crate::data::{DataEvent, Region};
 use crate::protocol::ids::SessionId;
 use crate::protocol::timer::Timestamp;
@@ -20,7 +21,9 @@ use crate::protocol::timer::Timestamp;
 /// The wake-up of the I/O thread.
 pub(super) const WAKE: ConnectionId = ConnectionId(0);
 pub(super) const LISTENER: ConnectionId = ConnectionId(1);
-const FIRST_CONNECTION: u64 = 2;
+/// The Unix socket beside the listener.
+pub(super) const LOCAL_LISTENER: ConnectionId = ConnectionId(2);
+const FIRST_CONNECTION: u64 = 3;
 
 /// Who an epoll report is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +47,8 @@ pub(super) struct Connection {
 pub(super) struct Reactor {
     pub config: Arc<TcpConfig>,
     pub now: Timestamp,
+    /// What our region is a mapping of.
+    pub file: Option<RegionFile>,
     pub vectors: IoVectors,
     pub events: EventSink,
     epoll: Epoll,
@@ -51,20 +56,29 @@ pub(super) struct Reactor {
     next_id: u64,
     /// May name connections that are gone or past that deadline: whoever is woken looks again.
     deadlines: BTreeSet<(Timestamp, u64)>,
+    /// Connections with work that no readiness will tell of.
+    busy: Vec<ConnectionId>,
     congestion_warned: bool,
 }
 
 impl Reactor {
-    pub fn new(config: Arc<TcpConfig>, region: Region, epoll: Epoll, events: EventSink) -> Reactor {
+    pub fn new(
+        config: Arc<TcpConfig>,
+        (region, file): (Region, Option<RegionFile>),
+        epoll: Epoll,
+        events: EventSink,
+    ) -> Reactor {
         Reactor {
             config,
             now: Timestamp::ZERO,
+            file,
             vectors: IoVectors::new(region),
             events,
             epoll,
             routes: HashMap::new(),
             next_id: FIRST_CONNECTION,
             deadlines: BTreeSet::new(),
+            busy: Vec::new(),
             congestion_warned: false,
         }
     }
@@ -79,8 +93,19 @@ impl Reactor {
 
     /// Sleeps until something is ready or the next deadline. `now` is the time before the sleep.
     pub fn wait(&mut self, ready: &mut Vec<Readiness>) -> io::Result<()> {
-        let timeout = self.deadlines.first().map(|(at, _)| *at - self.now);
+        let next = self.deadlines.first().map(|(at, _)| *at - self.now);
+        let timeout = if self.busy.is_empty() { next } else { Some(Duration::ZERO) };
         self.epoll.wait(ready, timeout)
+    }
+
+    /// Comes back to the connection after the others have had their turn.
+    pub fn call_again(&mut self, id: ConnectionId) {
+        self.busy.push(id);
+    }
+
+    pub fn take_busy(&mut self, into: &mut Vec<ConnectionId>) {
+        into.clear();
+        into.append(&mut self.busy);
     }
 
     pub fn open(&mut self, socket: Socket, interest: Interest, route: Route) -> io::Result<Connection> {
@@ -133,9 +158,9 @@ impl Reactor {
         Some(ConnectionId(id))
     }
 
-    pub fn watch_listener(&self, socket: &Socket, watch: bool) -> io::Result<()> {
+    pub fn watch_listener(&self, id: ConnectionId, socket: &Socket, watch: bool) -> io::Result<()> {
         if watch {
-            self.epoll.add(socket.as_raw_fd(), LISTENER, Interest::READ)
+            self.epoll.add(socket.as_raw_fd(), id, Interest::READ)
         } else {
             self.epoll.remove(socket.as_raw_fd())
         }
@@ -148,6 +173,9 @@ impl Reactor {
         let probe_every = (dead_after / 6).max(Duration::from_secs(1));
         let keepalive = TcpKeepalive::new().with_time(probe_after).with_interval(probe_every).with_retries(3);
         socket.set_nonblocking(true)?;
+        if is_unix(socket) {
+            return Ok(());
+        }
         socket.set_tcp_nodelay(true)?;
         socket.set_tcp_keepalive(&keepalive)?;
         socket.set_tcp_user_timeout(Some(dead_after))
@@ -155,6 +183,9 @@ impl Reactor {
 
     /// Congestion control of an established connection. On one host `bbr`, a common default, halves the speed.
     pub fn choose_congestion_control(&mut self, socket: &Socket) {
+        if is_unix(socket) {
+            return;
+        }
         let name = match &self.config.congestion {
             Some(name) => name.as_str(),
             None if is_local(socket) => "reno",
@@ -169,6 +200,11 @@ impl Reactor {
             self.congestion_warned = true;
         }
     }
+}
+
+/// Such sockets know nothing of TCP's options.
+fn is_unix(socket: &Socket) -> bool {
+    socket.local_addr().is_ok_and(|address| address.is_unix())
 }
 
 /// Whether both ends are on this host.
@@ -219,8 +255,16 @@ pub(super) enum Fill {
 /// Reads until `got` has reached the end of `buffer`, and never a byte more.
 pub(super) fn fill(socket: &Socket, buffer: &mut [u8], got: &mut usize) -> io::Result<Fill> {
     let mut reader = socket;
+    fill_from(|rest| reader.read(rest), buffer, got)
+}
+
+pub(super) fn fill_from(
+    mut read: impl FnMut(&mut [u8]) -> io::Result<usize>,
+    buffer: &mut [u8],
+    got: &mut usize,
+) -> io::Result<Fill> {
     while let Some(rest) = buffer.get_mut(*got..).filter(|rest| !rest.is_empty()) {
-        match reader.read(rest) {
+        match read(rest) {
             Ok(0) => return Ok(Fill::Ended),
             Ok(count) => *got += count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Fill::Blocked),

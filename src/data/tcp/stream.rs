@@ -9,12 +9,15 @@
 
 use std::collections::VecDeque;
 use std::io;
+use std::time::Duration;
 
 use super::frame::{Ack, FrameHeader};
 use super::io_vectors::{Moved, Place};
 use super::reactor::{Connection, Fill, Reactor, fill};
 use super::sys::Interest;
+use crate::protocol::config::Reach;
 use crate::protocol::ids::{BlockPair, LoadToken, TransferId};
+use crate::protocol::timer::Timestamp;
 
 /// Some blocks of a transfer that travel together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,6 +45,7 @@ pub(super) enum Sent {
 
 pub(super) struct Stream {
     connection: Connection,
+    pub reach: Reach,
     current: Option<Current>,
     /// Header and table of the current frame; reused.
     head: Vec<u8>,
@@ -52,15 +56,30 @@ pub(super) struct Stream {
 }
 
 impl Stream {
-    pub fn new(connection: Connection) -> Stream {
+    pub fn new(connection: Connection, reach: Reach) -> Stream {
         Stream {
             connection,
+            reach,
             current: None,
             head: Vec::new(),
             unacked: VecDeque::new(),
             ack: [0; Ack::LEN],
             ack_got: 0,
         }
+    }
+
+    /// The receiver copies the blocks itself, at any time until its ack.
+    pub fn is_pulled(&self) -> bool {
+        self.reach != Reach::Stream
+    }
+
+    pub fn has_unacked(&self, transfer: TransferId) -> bool {
+        self.unacked.contains(&transfer)
+    }
+
+    /// To be woken for the stream in so long.
+    pub fn wake_in(&self, after: Duration, reactor: &mut Reactor) -> Timestamp {
+        reactor.set_deadline(self.connection.id, after)
     }
 
     pub fn current(&self) -> Option<FramePlan> {
@@ -79,12 +98,14 @@ impl Stream {
         let mut frame = match self.current.take() {
             Some(current) => current,
             None => {
-                FrameHeader::encode(plan.transfer, plan.load, blocks, block_len, &mut self.head);
+                let shape = (block_len, self.is_pulled());
+                FrameHeader::encode(plan.transfer, plan.load, blocks, shape, &mut self.head);
                 Current { plan, head_sent: 0, place: Place::default() }
             }
         };
         let head = self.head.get(frame.head_sent..).unwrap_or_default();
-        let rest = blocks.get(frame.place.block..).unwrap_or_default().iter().map(|pair| pair.local);
+        let sent_along = if self.is_pulled() { &[] } else { blocks };
+        let rest = sent_along.get(frame.place.block..).unwrap_or_default().iter().map(|pair| pair.local);
         let begins = frame.head_sent == 0;
         match reactor.vectors.send(&self.connection.socket, head, rest, frame.place.offset, limit) {
             Ok(moved) => {
@@ -94,7 +115,7 @@ impl Stream {
                 if begins {
                     self.unacked.push_back(frame.plan.transfer);
                 }
-                let whole = frame.place.block >= blocks.len();
+                let whole = frame.head_sent >= self.head.len() && frame.place.block >= sent_along.len();
                 self.current = (!whole).then_some(frame);
                 Ok(Sent::Some(moved))
             }

@@ -10,20 +10,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
-use socket2::Socket;
-
 use super::admission::Admission;
 use super::dial::Target;
 use super::fence::Fence;
 use super::inbound::{End, Inbound};
-use super::listener::Listener;
+use super::listener::{Doors, Listener};
 use super::peer::{Fate, Peer};
-use super::reactor::{LISTENER, Reactor, Route, WAKE};
+use super::reactor::{LISTENER, LOCAL_LISTENER, Reactor, Route, WAKE};
 use super::sys::{ConnectionId, EventFd, Readiness};
 use crate::data::DataEvent;
 use crate::protocol::ids::{BlockPair, LoadToken, SessionId, TransferId};
 use crate::protocol::timer::Timestamp;
+use crossbeam_channel::Receiver;
 
 /// What the callers ask of the thread.
 pub(super) enum Command {
@@ -53,12 +51,12 @@ struct IoThread {
 }
 
 /// Runs until told to stop, then closes everything.
-pub(super) fn run(shared: Arc<Shared>, commands: Receiver<Command>, reactor: Reactor, socket: Socket) {
+pub(super) fn run(shared: Arc<Shared>, commands: Receiver<Command>, reactor: Reactor, doors: Doors) {
     let mut thread = IoThread {
         shared,
         commands,
         reactor,
-        listener: Listener::new(socket),
+        listener: Listener::new(doors),
         inbound: HashMap::new(),
         inbound_of: HashMap::new(),
         peers: HashMap::new(),
@@ -79,7 +77,7 @@ fn clock() -> Instant {
 
 impl IoThread {
     fn turn_until_stopped(&mut self) -> io::Result<()> {
-        let mut ready = Vec::new();
+        let (mut ready, mut busy) = (Vec::new(), Vec::new());
         while !self.stopped() {
             self.reactor.wait(&mut ready)?;
             let elapsed = clock().duration_since(self.began);
@@ -89,6 +87,11 @@ impl IoThread {
                     break;
                 }
                 self.dispatch(*report);
+                self.reactor.events.flush();
+            }
+            self.reactor.take_busy(&mut busy);
+            for id in &busy {
+                self.inbound_ready(Readiness { id: *id, readable: true, writable: false });
                 self.reactor.events.flush();
             }
             while let Some(id) = self.reactor.next_expired() {
@@ -110,7 +113,7 @@ impl IoThread {
                 self.shared.wake.reset();
                 self.run_commands();
             }
-            LISTENER => self.listener.accept_ready(&mut self.reactor),
+            LISTENER | LOCAL_LISTENER => self.listener.accept_ready(ready.id, &mut self.reactor),
             id => match self.reactor.route(id) {
                 Some(Route::Greeting) => self.greeting_ready(id),
                 Some(Route::Inbound) => self.inbound_ready(ready),

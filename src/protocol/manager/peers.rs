@@ -4,6 +4,7 @@ use core::net::SocketAddr;
 use std::time::Duration;
 
 use crate::protocol::codec::{CodecError, Decoded};
+use crate::protocol::config::Reach;
 use crate::protocol::context::Cause;
 use crate::protocol::ids::{KvRequestId, PeerId, SessionId};
 use crate::protocol::job::Outcome;
@@ -417,6 +418,11 @@ impl Manager {
             Some(connect) if connect.extension.is_none() => self.on_connect(dialed, Box::new(connect)),
             _ => self.with_session(dialed, |session, cx| session.repeat_connect(cx)),
         }
+    }
+
+    /// Said before `handle_peer_registered`, by transports that know more ways than one.
+    pub fn note_reach(&mut self, session: SessionId, reach: Reach) {
+        self.with_session(session, |session, _| session.reach = reach);
     }
 
     pub fn handle_peer_registered(&mut self, now: Timestamp, session: SessionId) {
