@@ -97,21 +97,55 @@ fn a_peer_that_takes_no_byte_for_too_long_is_taken_for_dead() {
     assert_eq!(writer.settle(), []);
 }
 
-#[test]
-fn a_cancelled_transfer_that_has_not_begun_ends_at_once() {
-    let mut writer = Side::new(1 << 20, 64);
-    let _stuck = StuckReceiver::register(&mut writer, 1 + 1);
-    writer.write(1, 0, &all_blocks(64));
-    writer.write(2, 0, &all_blocks(64));
-    assert_eq!(writer.settle(), []);
-    writer.transport.cancel(&[TransferId(2), TransferId(77)]);
-    assert_eq!(writer.failure_of(2), ("cancelled".to_owned(), false));
-    writer.transport.cancel(&[TransferId(1)]);
-    assert_eq!(writer.settle(), [], "a frame of transfer 1 has begun: it has to end first");
+/// One frame as the stuck receiver reads it in the end: its transfer and its bytes.
+fn read_frame(stream: &mut TcpStream) -> (u64, Vec<u8>) {
+    let mut header = [0; 40];
+    stream.read_exact(&mut header).unwrap();
+    assert_eq!(&header[..4], b"kvFR");
+    let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
+    let blocks = u32::from_le_bytes(header[24..28].try_into().unwrap());
+    stream.read_exact(&mut vec![0; blocks as usize * 4]).unwrap();
+    let mut bytes = vec![0; usize::try_from(number(32)).unwrap()];
+    stream.read_exact(&mut bytes).unwrap();
+    (number(8), bytes)
 }
 
 #[test]
-fn a_cancelled_transfer_that_has_begun_ends_with_its_frames() {
+fn a_cancelled_transfer_ends_at_once_and_its_blocks_are_not_read_any_more() {
+    let mut writer = Side::with(1 << 20, 64, &TcpConfig { streams: 1, ..loopback() });
+    writer.fill(0x11);
+    let mut stuck = StuckReceiver::register(&mut writer, 1);
+    writer.write(1, 0, &all_blocks(64));
+    writer.write(2, 0, &all_blocks(64));
+    assert_eq!(writer.settle(), []);
+    writer.transport.cancel(&[TransferId(2), TransferId(77), TransferId(1)]);
+    assert_eq!(writer.failure_of(2), ("cancelled".to_owned(), false));
+    assert_eq!(writer.failure_of(1), ("cancelled".to_owned(), false));
+    assert_eq!(writer.settle(), []);
+    // The blocks get other bytes: none of them may follow in the frames that had begun.
+    writer.fill(0xEE);
+    writer.write(3, 0, &[(9, 9)]);
+    let stream = &mut stuck.streams[0];
+    let mut filler = 0;
+    loop {
+        let (transfer, bytes) = read_frame(stream);
+        stream.write_all(&ack(transfer)).unwrap();
+        if transfer == 3 {
+            assert!(bytes.iter().all(|byte| *byte == 0xEE));
+            break;
+        }
+        assert_eq!(transfer, 1, "nothing of transfer 2 had begun");
+        let of_blocks = bytes.iter().take_while(|byte| **byte == 0x11).count();
+        assert!(bytes[of_blocks..].iter().all(|byte| *byte == 0), "new bytes of the blocks were sent");
+        filler += bytes.len() - of_blocks;
+    }
+    assert!(filler > 0, "a frame was cut in the middle");
+    assert_eq!(writer.next_event(), done(3));
+    assert_eq!(writer.settle(), []);
+}
+
+#[test]
+fn cancelled_transfers_do_no_harm_to_the_streams_they_were_on() {
     let (mut writer, mut reader) = connected(1 << 20, 64);
     writer.paint(3);
     let blocks: Vec<u32> = (0..64).collect();
@@ -129,6 +163,10 @@ fn a_cancelled_transfer_that_has_begun_ends_with_its_frames() {
         reader.transport.disarm(LoadToken(round));
     }
     assert_eq!(writer.settle(), []);
+    reader.arm(100, &blocks);
+    writer.write(100, 100, &all_blocks(64));
+    assert_eq!(writer.next_event(), done(100));
+    assert!(blocks.iter().all(|block| reader.block(*block) == writer.block(*block)));
 }
 
 #[test]

@@ -20,11 +20,17 @@ pub(super) struct Place {
 
 impl Place {
     pub fn advance(&mut self, bytes: usize, block_len: usize) {
+        *self = self.after(bytes, block_len);
+    }
+
+    pub fn after(self, bytes: usize, block_len: usize) -> Place {
         let from_block_start = self.offset + bytes;
-        self.block += from_block_start / block_len;
-        self.offset = from_block_start % block_len;
+        Place { block: self.block + from_block_start / block_len, offset: from_block_start % block_len }
     }
 }
+
+/// Sent in place of blocks that may not be read any more.
+static FILLER: [u8; 16 << 10] = [0; 16 << 10];
 
 /// The vectors of one call; kept between calls for its memory alone, never for its content.
 pub(super) struct IoVectors {
@@ -61,6 +67,24 @@ impl IoVectors {
         // is touched through raw pointers only; sendmsg only reads them.
         let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         moved(sent, asked)
+    }
+
+    /// Sends `head` and then `bytes` of filler, as far as both go into one call. The result counts both.
+    pub fn send_filler(&mut self, socket: &impl AsRawFd, head: &[u8], bytes: usize) -> io::Result<Moved> {
+        self.list.clear();
+        if !head.is_empty() {
+            self.push(head.as_ptr().cast_mut(), head.len());
+        }
+        let mut left = bytes;
+        while left > 0 && self.list.len() < MAX_VECTORS {
+            let piece = left.min(FILLER.len());
+            self.push(FILLER.as_ptr().cast_mut(), piece);
+            left -= piece;
+        }
+        let message = self.message();
+        // SAFETY: the vectors name `head`, borrowed for this call, and a static; sendmsg only reads them.
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        moved(sent, head.len() + bytes - left)
     }
 
     /// Receives at most `limit` bytes into `blocks`, the first of them from `offset` on. 0 bytes are the end of the

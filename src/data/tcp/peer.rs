@@ -15,13 +15,15 @@
 //! ```text
 //!               frames begin                     all begun, all acked
 //!   Waiting ─────────────────► under way ───────────────────────────────► TransferDone
-//!      │ cancel                   │ cancel, refused, stream lost:
+//!      │                          │ refused, stream lost:
 //!      │                          ▼ no further frame begins
 //!      │                       failing ── frames that began are acked, or their streams are closed ──┐
-//!      └────────────────────────────────────────────────────────────────────────► TransferFailed ◄───┘
+//!      └──────────┬───────────────┘                                                                  ▼
+//!                 └─ cancel: at once, begun frames go on with filler ──────────────────────► TransferFailed
 //! ```
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::time::Duration;
 
 use super::dial::{Dial, Step, Target};
@@ -144,16 +146,19 @@ impl Peer {
         self.pump_all(reactor)
     }
 
-    /// Frames that have begun must run to their end on the wire; what has not begun never will.
+    /// Ends transfers at once. What has not begun never will; frames that have begun go on without the blocks.
     pub fn cancel(&mut self, transfers: &[TransferId], reactor: &mut Reactor) {
-        let mut ended = Vec::new();
         for id in transfers {
-            if let Some(transfer) = self.transfers.get_mut(id).filter(|transfer| transfer.is_waiting()) {
-                transfer.failure = Some(Failure { reason: "cancelled".to_owned(), blame: Blame::Nobody });
-                ended.push(*id);
+            let Some(transfer) = self.transfers.remove(id) else { continue };
+            for slot in &mut self.slots {
+                if let Slot::Open(stream) = slot {
+                    stream.abandon(*id, reactor.block_len());
+                }
             }
+            let cancelled = || Failure { reason: "cancelled".to_owned(), blame: Blame::Nobody };
+            report(*id, Some(transfer.failure.unwrap_or_else(cancelled)), reactor);
         }
-        self.settle(ended, reactor);
+        self.tidy_line();
     }
 
     pub fn on_ready(&mut self, slot: usize, ready: Readiness, reactor: &mut Reactor) -> Fate {
@@ -314,30 +319,35 @@ impl Peer {
 
     /// Sends until the socket is full, the turn is over or nothing waits.
     fn pump(&mut self, stream: &mut Stream, reactor: &mut Reactor) -> Result<(), String> {
+        let broke = |error: io::Error| format!("the data connection broke: {error}");
         let mut budget = BYTES_PER_TURN;
         while budget > 0 {
-            let continued = stream.current();
-            let Some(plan) = continued.or_else(|| self.next_frame()) else { break };
-            let Some(transfer) = self.transfers.get_mut(&plan.transfer) else { break };
-            let blocks = transfer.blocks.get(plan.first..plan.first + plan.count).unwrap_or_default();
-            let sent = stream.send(plan, blocks, budget, reactor);
-            match sent.map_err(|error| format!("the data connection broke: {error}"))? {
-                Sent::Blocked => break,
-                Sent::Some(moved) => {
-                    if continued.is_none() {
-                        transfer.begun += plan.count;
-                        transfer.unacked_frames += 1;
-                        self.tidy_line();
-                    }
-                    budget = budget.saturating_sub(moved.bytes);
-                    if moved.short {
-                        break;
-                    }
-                }
+            let Sent::Some(moved) = self.send_some(stream, budget, reactor).map_err(broke)? else { break };
+            budget = budget.saturating_sub(moved.bytes);
+            if moved.short {
+                break;
             }
         }
         let more = stream.current().is_some() || !self.waiting.is_empty();
-        stream.want(more, reactor).map_err(|error| format!("the data connection broke: {error}"))
+        stream.want(more, reactor).map_err(broke)
+    }
+
+    /// One call's worth of the current frame, or of the next one.
+    fn send_some(&mut self, stream: &mut Stream, limit: usize, reactor: &mut Reactor) -> io::Result<Sent> {
+        if stream.owes_filler() {
+            return stream.send_filler(limit, reactor);
+        }
+        let continued = stream.current();
+        let Some(plan) = continued.or_else(|| self.next_frame()) else { return Ok(Sent::Blocked) };
+        let Some(transfer) = self.transfers.get_mut(&plan.transfer) else { return Ok(Sent::Blocked) };
+        let blocks = transfer.blocks.get(plan.first..plan.first + plan.count).unwrap_or_default();
+        let sent = stream.send(plan, blocks, limit, reactor)?;
+        if continued.is_none() && matches!(sent, Sent::Some(_)) {
+            transfer.begun += plan.count;
+            transfer.unacked_frames += 1;
+            self.tidy_line();
+        }
+        Ok(sent)
     }
 
     fn next_frame(&self) -> Option<FramePlan> {

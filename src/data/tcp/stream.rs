@@ -3,9 +3,13 @@
 //! ```text
 //!            first byte taken by the socket              all bytes taken           ack
 //!  planned ─────────────────────────────────► current ──────────────────► unacked ─────► over
-//!     │ socket full: nothing has begun
-//!     └──► not planned
+//!     │ socket full: nothing has begun           │ transfer given up          ▲
+//!     └──► not planned                           └──► filler ─────────────────┘
 //! ```
+//!
+//! The receiver has been promised the bytes of a frame once it has begun. When its transfer is given up, the rest is
+//! filler in place of the blocks: those are the engine's again at once, however slow the receiver is. What a load gets of a
+//! transfer that was given up is nothing it may be told to use.
 
 use std::collections::VecDeque;
 use std::io;
@@ -30,7 +34,13 @@ pub(super) struct FramePlan {
 struct Current {
     plan: FramePlan,
     head_sent: usize,
-    place: Place,
+    rest: Rest,
+}
+
+/// Where the bytes behind the head of a current frame come from.
+enum Rest {
+    Blocks(Place),
+    Filler { left: usize },
 }
 
 /// What the socket took.
@@ -63,8 +73,24 @@ impl Stream {
         }
     }
 
+    /// The frame that has begun and is not all sent.
     pub fn current(&self) -> Option<FramePlan> {
         self.current.as_ref().map(|current| current.plan)
+    }
+
+    /// The rest of the current frame belongs to nobody any more: [`Self::send_filler`].
+    pub fn owes_filler(&self) -> bool {
+        matches!(self.current, Some(Current { rest: Rest::Filler { .. }, .. }))
+    }
+
+    /// The transfer was given up. From here on its blocks are not read.
+    pub fn abandon(&mut self, transfer: TransferId, block_len: usize) {
+        if let Some(current) = self.current.as_mut().filter(|current| current.plan.transfer == transfer)
+            && let Rest::Blocks(place) = current.rest
+        {
+            let left = (current.plan.count - place.block) * block_len - place.offset;
+            current.rest = Rest::Filler { left };
+        }
     }
 
     /// Goes on with the current frame, or begins `plan` if there is none. `blocks` are those of that frame.
@@ -76,34 +102,44 @@ impl Stream {
         reactor: &mut Reactor,
     ) -> io::Result<Sent> {
         let block_len = reactor.block_len();
-        let mut frame = match self.current.take() {
-            Some(current) => current,
+        let (head_sent, place) = match &self.current {
+            Some(Current { head_sent, rest: Rest::Blocks(place), .. }) => (*head_sent, *place),
+            Some(_) => return self.send_filler(limit, reactor),
             None => {
                 FrameHeader::encode(plan.transfer, plan.load, blocks, block_len, &mut self.head);
-                Current { plan, head_sent: 0, place: Place::default() }
+                (0, Place::default())
             }
         };
-        let head = self.head.get(frame.head_sent..).unwrap_or_default();
-        let rest = blocks.get(frame.place.block..).unwrap_or_default().iter().map(|pair| pair.local);
-        let begins = frame.head_sent == 0;
-        match reactor.vectors.send(&self.connection.socket, head, rest, frame.place.offset, limit) {
-            Ok(moved) => {
-                let of_head = moved.bytes.min(head.len());
-                frame.head_sent += of_head;
-                frame.place.advance(moved.bytes - of_head, block_len);
-                if begins {
-                    self.unacked.push_back(frame.plan.transfer);
-                }
-                let whole = frame.place.block >= blocks.len();
-                self.current = (!whole).then_some(frame);
-                Ok(Sent::Some(moved))
-            }
-            Err(error) if is_temporary(&error) => {
-                self.current = (!begins).then_some(frame);
-                Ok(Sent::Blocked)
-            }
-            Err(error) => Err(error),
+        let head = self.head.get(head_sent..).unwrap_or_default();
+        let rest = blocks.get(place.block..).unwrap_or_default().iter().map(|pair| pair.local);
+        let moved = reactor.vectors.send(&self.connection.socket, head, rest, place.offset, limit);
+        let Some(moved) = unless_blocked(moved)? else { return Ok(Sent::Blocked) };
+        if self.current.is_none() {
+            self.unacked.push_back(plan.transfer);
         }
+        let of_head = moved.bytes.min(head.len());
+        let place = place.after(moved.bytes - of_head, block_len);
+        let whole = place.block >= blocks.len();
+        self.current =
+            (!whole).then_some(Current { plan, head_sent: head_sent + of_head, rest: Rest::Blocks(place) });
+        Ok(Sent::Some(moved))
+    }
+
+    /// Goes on with the current frame, whose transfer was given up.
+    pub fn send_filler(&mut self, limit: usize, reactor: &mut Reactor) -> io::Result<Sent> {
+        let Some(Current { head_sent, rest: Rest::Filler { left }, .. }) = &mut self.current else {
+            return Ok(Sent::Blocked);
+        };
+        let head = self.head.get(*head_sent..).unwrap_or_default();
+        let moved = reactor.vectors.send_filler(&self.connection.socket, head, limit.min(*left));
+        let Some(moved) = unless_blocked(moved)? else { return Ok(Sent::Blocked) };
+        let of_head = moved.bytes.min(head.len());
+        *head_sent += of_head;
+        *left -= moved.bytes - of_head;
+        if *left == 0 {
+            self.current = None;
+        }
+        Ok(Sent::Some(moved))
     }
 
     /// The next ack, if it has come in whole. Must be for the oldest frame.
@@ -142,6 +178,11 @@ impl Stream {
     }
 }
 
-fn is_temporary(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+fn unless_blocked(moved: io::Result<Moved>) -> io::Result<Option<Moved>> {
+    match moved {
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            Ok(None)
+        }
+        moved => moved.map(Some),
+    }
 }
