@@ -435,10 +435,9 @@ impl Manager {
     }
 
     pub(super) fn on_lookup_deadline(&mut self, session: SessionId, id: &KvRequestId) {
-        let expired = self.sessions.get(&session).and_then(|found| found.client.lookup_expired(&self.cx, id));
-        if let Some(waited) = expired {
-            let text = format!("no answer to a lookup of kv_request_id {id} within {waited:?}");
-            self.kill(session, Cause::new(Outcome::PeerLost, text), true);
+        let Some(found) = self.sessions.get_mut(&session) else { return };
+        if let Some(cause) = found.client.on_lookup_deadline(&mut self.cx, id) {
+            self.kill(session, cause, true);
         }
     }
 
