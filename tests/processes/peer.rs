@@ -256,6 +256,10 @@ impl Engine {
         assert_eq!(difference, Value::Null, "block and byte that differ, in engine {}", self.id);
     }
 
+    pub fn differs(&mut self, blocks: &[u32], tags: &[u64]) -> bool {
+        self.difference(blocks, tags) != Value::Null
+    }
+
     fn difference(&mut self, blocks: &[u32], tags: &[u64]) -> Value {
         self.get(json!({ "do": "difference", "blocks": blocks, "tags": tags }))
     }
@@ -319,6 +323,12 @@ impl Engine {
     pub fn look_up(&mut self, id: &str, tags: &[u64]) -> Vec<u64> {
         let timeout_ms = BOUND.as_millis() as u64;
         let found = self.get(json!({ "do": "look_up", "name": id, "tags": tags, "timeout_ms": timeout_ms }));
+        found.as_array().unwrap().iter().map(|state| state.as_u64().unwrap()).collect()
+    }
+
+    /// Without waiting for answers.
+    pub fn look_up_now(&mut self, id: &str, tags: &[u64]) -> Vec<u64> {
+        let found = self.get(json!({ "do": "look_up", "name": id, "tags": tags, "timeout_ms": 0 }));
         found.as_array().unwrap().iter().map(|state| state.as_u64().unwrap()).collect()
     }
 
