@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::io::Write;
+use std::process::Command;
 use std::time::Duration;
 
 use serde_json::json;
@@ -22,6 +23,19 @@ pub fn is_soak() -> bool {
 /// How often to do something, in the short and in the long form.
 pub fn times(short: u64, long: u64) -> u64 {
     if is_soak() { long } else { short }
+}
+
+/// Says once that a case is left out where it cannot be done.
+pub fn permitted(what: &str, works: bool) -> bool {
+    if !works {
+        println!("skipped: {what} is not permitted or not there");
+    }
+    works
+}
+
+/// Runs a program of the system; whether it is there and was content.
+pub fn tool(program: &str, arguments: &[&str]) -> bool {
+    Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
 }
 
 /// Descriptors, threads and KiB of memory of a process.
@@ -176,6 +190,13 @@ impl Run {
         self.leaked.fds += now.fds.saturating_sub(before.fds);
         self.leaked.threads += now.threads.saturating_sub(before.threads);
         self.leaked.rss_kib = self.leaked.rss_kib.max(now.rss_kib.saturating_sub(before.rss_kib));
+    }
+
+    /// Memory, which may go up and down, but not by more than this many KiB.
+    pub fn grown(&mut self, engine: &Engine, before: Held, limit_kib: u64) {
+        let grown = engine.rss_kib().saturating_sub(before.rss_kib);
+        assert!(grown < limit_kib, "{}: grown by {grown} KiB", self.fault);
+        self.leaked.rss_kib = self.leaked.rss_kib.max(grown);
     }
 
     /// Checks the books and writes them down.
