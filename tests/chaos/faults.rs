@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::peer::{Config, Engine, HIT, MIB, Random, blocks, free_port, tags};
+use crate::peer::{Config, Engine, HIT, MIB, Random, Times, blocks, free_port, symmetric, tags};
 use crate::run::{Run, held, permitted, times, tool};
 
 /// What a survivor needs at most to know of a death that the operating system tells of.
@@ -287,7 +287,8 @@ fn resets_of_the_control_connection() {
     let mut before = None;
     for round in 0..times(5, 100) {
         let id = format!("r{round}");
-        consumer.ask_from(&id, producer.id());
+        let times = Times { load_ms: 1500, ..Times::default() };
+        consumer.try_request(&id, &symmetric(&id, producer.id()), times).unwrap();
         assert_eq!(consumer.look_up(&id, &tags(0, 128)), [HIT; 128], "{:?}", consumer.failure(&id));
         run.load(&mut consumer, &id, &tags(0, 128), &blocks(128));
         reset(if round % 2 == 0 { producer.port() } else { consumer.port() });
@@ -297,7 +298,7 @@ fn resets_of_the_control_connection() {
         assert!(start.elapsed() < SOON, "{:?}: {result:?}", start.elapsed());
         match result.name.as_str() {
             "DONE" => run.check(&mut consumer, &blocks(128), &tags(0, 128)),
-            "PEER_LOST" | "TRANSPORT_FAILED" | "NOT_SUPPLIED" => {}
+            "PEER_LOST" | "TRANSPORT_FAILED" | "NOT_SUPPLIED" | "TIMED_OUT" => {}
             unexpected => panic!("{unexpected}: {result:?}"),
         }
         consumer.finish(&id);
@@ -326,7 +327,7 @@ fn a_peer_that_stops_reading_while_everyone_sends_to_it() {
     let before = held(&engine);
     frozen.stop();
     run.injections += 1;
-    let step = crate::peer::symmetric("step", frozen.id());
+    let step = symmetric("step", frozen.id());
     for round in 0..times(3, 40) {
         engine.steps(1000, &step, &tags(10_000, 60), &(100..160).collect::<Vec<_>>());
         let start = Instant::now();

@@ -182,6 +182,11 @@ impl Run {
     pub fn rests(&mut self, engine: &mut Engine, published: u64, before: Held) {
         self.calls(engine);
         engine.assert_comes_to_rest(published);
+        self.rested(engine, before);
+    }
+
+    /// As `rests`, of a process whose tier may be gone.
+    pub fn rested(&mut self, engine: &Engine, before: Held) {
         eventually(&format!("{}: descriptors and threads are back at {before:?}", self.fault), || {
             let now = held(engine);
             now.fds <= before.fds && now.threads <= before.threads
