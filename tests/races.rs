@@ -225,6 +225,30 @@ fn an_ended_tier_frees_its_ports_whoever_still_holds_it() {
     assert_eq!(handle.stats().unwrap_err().kind, ErrorKind::ShutDown);
 }
 
+// ---- bursts ----
+
+#[test]
+fn a_burst_of_lookups_and_their_answers_does_not_end_the_session() {
+    let (mut producer, consumer) = (node(), node());
+    producer.fill(0, 1);
+    producer.tier.publish(KeysView::new(&keys([1]), KEY_LEN).unwrap(), &[0]).unwrap();
+    let first = consumer.symmetric("first", &producer);
+    assert_eq!(consumer.look_up(first, &keys([1])), [LookupState::Hit]);
+    let requests: Vec<RequestId> =
+        (0..5000).map(|number| consumer.symmetric(&format!("r{number}"), &producer)).collect();
+    let (key, mut states) = (keys([1]), [LookupState::Retry]);
+    let view = KeysView::new(&key, KEY_LEN).unwrap();
+    requests.iter().for_each(|request| consumer.tier.lookup(*request, view, &mut states).unwrap());
+    consumer.tier.flush_lookups().unwrap();
+    for request in &requests {
+        assert!(consumer.tier.wait_lookups(*request, Some(BOUND)).unwrap());
+        consumer.tier.lookup(*request, view, &mut states).unwrap();
+        let why = || consumer.tier.request_failure(*request);
+        assert_eq!(states, [LookupState::Hit], "{:?}", why());
+    }
+    requests.into_iter().chain([first]).for_each(|request| consumer.tier.request_finish(request).unwrap());
+}
+
 // ---- serve ops ----
 
 #[derive(Default)]

@@ -6,8 +6,8 @@
 use std::time::{Duration, Instant};
 
 use nixl_sys::{
-    Agent, AgentConfig, MemType, MemoryRegion, NixlDescriptor, NotificationMap, Params, XferDescList, XferOp,
-    XferStatus,
+    Agent, AgentConfig, MemType, MemoryRegion, NixlDescriptor, NotificationMap, Params, RegistrationHandle,
+    XferDescList, XferOp, XferStatus,
 };
 
 #[derive(Debug)]
@@ -41,37 +41,55 @@ fn agent(name: &str) -> Agent {
     agent
 }
 
-/// Writes `blocks` blocks of `block_len` bytes `rounds` times, from and to the given indexes; the best round.
-pub fn best(block_len: usize, blocks: &[(usize, usize)], rounds: usize) -> Duration {
-    let bytes = block_len * blocks.len();
-    let source = vec![0xA5_u8; bytes];
-    let target = vec![1_u8; bytes];
-    let (from, to) = (source.as_ptr().expose_provenance(), target.as_ptr().expose_provenance());
-    let (writer, reader) = (agent("bare-writer"), agent("bare-reader"));
-    let _source = writer.register_memory(&Memory(from, bytes), None).unwrap();
-    let _target = reader.register_memory(&Memory(to, bytes), None).unwrap();
-    let name = writer.load_remote_md(&reader.get_local_md().unwrap()).unwrap();
-    let mut incoming = NotificationMap::new().unwrap();
+/// Two agents of one process, each with a region of its own.
+pub struct Bare {
+    block_len: usize,
+    blocks: Vec<(usize, usize)>,
+    source: Vec<u8>,
+    target: Vec<u8>,
+    writer: Agent,
+    reader: Agent,
+    name: String,
+    incoming: NotificationMap,
+    _registered: [RegistrationHandle; 2],
+}
 
-    let mut round = || {
+impl Bare {
+    /// `blocks`: from which block of `block_len` bytes to which.
+    pub fn new(block_len: usize, blocks: &[(usize, usize)]) -> Self {
+        let bytes = block_len * blocks.len();
+        let (source, target) = (vec![0xA5_u8; bytes], vec![1_u8; bytes]);
+        let (writer, reader) = (agent("bare-writer"), agent("bare-reader"));
+        let register = |agent: &Agent, memory: &[u8]| {
+            agent.register_memory(&Memory(memory.as_ptr().expose_provenance(), bytes), None).unwrap()
+        };
+        let registered = [register(&writer, &source), register(&reader, &target)];
+        let name = writer.load_remote_md(&reader.get_local_md().unwrap()).unwrap();
+        let incoming = NotificationMap::new().unwrap();
+        let blocks = blocks.to_vec();
+        Bare { block_len, blocks, source, target, writer, reader, name, incoming, _registered: registered }
+    }
+
+    /// Writes all blocks once.
+    pub fn round(&mut self) -> Duration {
+        let (from, to) = (self.source.as_ptr().expose_provenance(), self.target.as_ptr().expose_provenance());
         let begin = Instant::now();
         let mut here = XferDescList::new(MemType::Dram).unwrap();
         let mut there = XferDescList::new(MemType::Dram).unwrap();
-        for (source, target) in blocks {
-            here.add_desc(from + source * block_len, block_len, 0);
-            there.add_desc(to + target * block_len, block_len, 0);
+        for (source, target) in &self.blocks {
+            here.add_desc(from + source * self.block_len, self.block_len, 0);
+            there.add_desc(to + target * self.block_len, self.block_len, 0);
         }
-        let request = writer.create_xfer_req(XferOp::Write, &here, &there, &name, None).unwrap();
-        let mut under_way = writer.post_xfer_req(&request, None).unwrap();
+        let request = self.writer.create_xfer_req(XferOp::Write, &here, &there, &self.name, None).unwrap();
+        let mut under_way = self.writer.post_xfer_req(&request, None).unwrap();
         while under_way {
-            reader.get_notifications(&mut incoming, None).unwrap();
-            under_way = writer.get_xfer_status(&request).unwrap() == XferStatus::InProgress;
+            self.reader.get_notifications(&mut self.incoming, None).unwrap();
+            under_way = self.writer.get_xfer_status(&request).unwrap() == XferStatus::InProgress;
         }
         begin.elapsed()
-    };
-    // The first sets the connection up.
-    round();
-    let best = (0..rounds).map(|_| round()).min().unwrap();
-    assert!(source == target, "the bare program moved wrong bytes");
-    best
+    }
+
+    pub fn check(&self) {
+        assert!(self.source == self.target, "the bare program moved wrong bytes");
+    }
 }

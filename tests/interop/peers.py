@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import random
+import select
 import socket
 import subprocess
 import sys
@@ -16,6 +17,9 @@ import prepare
 
 HERE = pathlib.Path(__file__).resolve().parent
 HOST = "127.0.0.1"
+
+# Longer than any command takes, also on a slow machine.
+ANSWER_S = 120
 
 
 class PeerFailed(AssertionError):
@@ -62,6 +66,9 @@ class Peer:
         return what in self.info["can"]
 
     def _answer(self):
+        # Whole lines are written, so one that has begun ends soon.
+        if not select.select([self.process.stdout], [], [], ANSWER_S)[0]:
+            raise PeerFailed(f"the {self.kind} peer has not answered for {ANSWER_S} s:\n{self.log_tail()}")
         line = self.process.stdout.readline()
         if not line:
             raise PeerFailed(f"the {self.kind} peer is gone, status {self.process.wait()}:\n{self.log_tail()}")

@@ -1,5 +1,6 @@
 //! One outgoing connection: a DEALER and the monitor that tells what becomes of it.
 
+use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::os::fd::RawFd;
 use std::time::Duration;
@@ -38,11 +39,52 @@ pub enum LinkEvent {
 enum State {
     Open {
         dealer: ::zmq::Socket,
+        /// What the DEALER had no room for. While there is something, its fd is watched: it tells of room.
+        backlog: Backlog,
     },
     /// The DEALER lingers and ends in libzmq's threads; `give_up` is when its peer is dialled again regardless.
-    Closing {
-        give_up: Timestamp,
-    },
+    Closing { give_up: Timestamp },
+}
+
+/// Messages that wait for room in a DEALER, or for there to be one. A burst of a healthy peer's work is larger than the
+/// DEALER's queue; what waits too long, or grows too large, is not.
+#[derive(Default)]
+pub struct Backlog {
+    messages: VecDeque<Vec<u8>>,
+    bytes: usize,
+}
+
+/// Bytes that may wait for one peer besides what its DEALER holds, and always one message.
+const BACKLOG_BYTES: usize = 64 << 20;
+
+impl Backlog {
+    pub fn push(&mut self, payload: &[u8], most: usize) -> Result<(), String> {
+        let fits = self.messages.is_empty() || self.bytes.saturating_add(payload.len()) <= BACKLOG_BYTES;
+        if self.messages.len() >= most || !fits {
+            return Err(format!("{} messages of {} bytes", self.messages.len(), self.bytes));
+        }
+        self.bytes += payload.len();
+        self.messages.push_back(payload.to_vec());
+        Ok(())
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
+        self.messages.iter().map(Vec::as_slice)
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.messages.is_empty()
+    }
+
+    fn first(&self) -> Option<&[u8]> {
+        self.messages.front().map(Vec::as_slice)
+    }
+
+    fn drop_first(&mut self) {
+        if let Some(message) = self.messages.pop_front() {
+            self.bytes -= message.len();
+        }
+    }
 }
 
 pub struct Link {
@@ -53,7 +95,8 @@ pub struct Link {
     monitor: ::zmq::Socket,
     monitor_fd: RawFd,
     silence: Duration,
-    send_queue: usize,
+    token: Token,
+    send_backlog: usize,
 }
 
 /// What all links of a sender have in common.
@@ -61,11 +104,17 @@ pub struct LinkOptions {
     pub local_id: PeerId,
     pub heartbeat: Heartbeat,
     pub send_queue: usize,
+    pub send_backlog: usize,
 }
 
 impl LinkOptions {
     pub fn new(config: &ZmqConfig, local_id: &PeerId) -> Self {
-        LinkOptions { local_id: local_id.clone(), heartbeat: config.heartbeat, send_queue: config.send_queue }
+        LinkOptions {
+            local_id: local_id.clone(),
+            heartbeat: config.heartbeat,
+            send_queue: config.send_queue,
+            send_backlog: config.send_backlog,
+        }
     }
 }
 
@@ -93,40 +142,72 @@ impl Link {
             peer,
             session,
             address,
-            state: State::Open { dealer },
+            state: State::Open { dealer, backlog: Backlog::default() },
             monitor,
             monitor_fd,
             silence: options.heartbeat.timeout,
-            send_queue: options.send_queue,
+            token: Token(id),
+            send_backlog: options.send_backlog,
         })
     }
 
     pub fn connect(&self) -> Result<(), String> {
-        let State::Open { dealer } = &self.state else { return Ok(()) };
+        let State::Open { dealer, .. } = &self.state else { return Ok(()) };
         dealer
             .connect(&format!("tcp://{}", self.address))
             .map_err(|error| format!("{} cannot be connected to: {error}", self.address))
     }
 
     /// Queues one message, never waiting. Messages for a link that closes are dropped.
-    pub fn send(&self, payload: &[u8]) -> Result<(), String> {
-        let State::Open { dealer } = &self.state else { return Ok(()) };
-        loop {
-            match dealer.send(payload, ::zmq::DONTWAIT) {
-                Ok(()) => return Ok(()),
-                Err(::zmq::Error::EINTR) => {}
-                // Also without a pipe, after a failed handshake; its event is there already and says more.
-                Err(::zmq::Error::EAGAIN) => {
-                    return Err(self.loss_in_monitor().unwrap_or_else(|| full_queue(self.send_queue)));
-                }
-                Err(error) => return Err(format!("a message to {} cannot be queued: {error}", self.address)),
-            }
+    pub fn send(&mut self, registry: &Registry, payload: &[u8]) -> Result<(), String> {
+        let State::Open { dealer, backlog } = &mut self.state else { return Ok(()) };
+        let is_first = backlog.is_empty();
+        if is_first && take(dealer, payload).map_err(|error| cannot_queue(self.address, &error))? {
+            return Ok(());
         }
+        if let Err(waiting) = backlog.push(payload, self.send_backlog) {
+            // Also without a pipe, after a failed handshake; its event is there already and says more.
+            return Err(self.loss_in_monitor().unwrap_or_else(|| full_queue(&waiting)));
+        }
+        if !is_first {
+            return Ok(());
+        }
+        watch_room(registry, dealer, self.token)
+            .map_err(|why| format!("{}: its room cannot be watched: {why}", self.address))?;
+        // Room that came before the watch is not told of.
+        self.send_backlog(registry)
     }
 
-    /// Closes the DEALER, which gives what is queued at most `linger`. The monitor is read on until it ends.
-    pub fn close(&mut self, linger: Duration, give_up: Timestamp) {
-        if let State::Open { dealer } = &self.state {
+    /// Goes on with what waits, as far as there is room.
+    pub fn send_backlog(&mut self, registry: &Registry) -> Result<(), String> {
+        let State::Open { dealer, backlog } = &mut self.state else { return Ok(()) };
+        if backlog.is_empty() {
+            return Ok(());
+        }
+        let failed = |error: ::zmq::Error| cannot_queue(self.address, &error);
+        while let Some(message) = backlog.first() {
+            // Only this question makes the DEALER take in what its I/O thread has told it, and so makes the fd tell again.
+            let has_room = || dealer.get_events().is_ok_and(|events| events.contains(::zmq::POLLOUT));
+            let taken = take(dealer, message).map_err(failed)?
+                || has_room() && take(dealer, message).map_err(failed)?;
+            if !taken {
+                return Ok(());
+            }
+            backlog.drop_first();
+        }
+        unwatch_room(registry, dealer);
+        Ok(())
+    }
+
+    /// Closes the DEALER, which gives what is queued at most `linger`; what it had no room for is dropped. The monitor is
+    /// read on until it ends.
+    pub fn close(&mut self, registry: &Registry, linger: Duration, give_up: Timestamp) {
+        // It is closed anyway.
+        let _ = self.send_backlog(registry);
+        if let State::Open { dealer, backlog } = &self.state {
+            if !backlog.is_empty() {
+                unwatch_room(registry, dealer);
+            }
             // Cannot fail on an open socket; the linger it was made with is 0.
             let _ = dealer.set_linger(millis(linger));
             self.state = State::Closing { give_up };
@@ -199,8 +280,36 @@ impl Link {
     }
 }
 
-pub fn full_queue(send_queue: usize) -> String {
-    format!("send queue full ({send_queue} messages)")
+pub fn full_queue(waiting: &str) -> String {
+    format!("send queue full ({waiting} wait for the peer to take them)")
+}
+
+fn cannot_queue(address: SocketAddr, error: &::zmq::Error) -> String {
+    format!("a message to {address} cannot be queued: {error}")
+}
+
+/// False if the DEALER has no room.
+fn take(dealer: &::zmq::Socket, payload: &[u8]) -> ::zmq::Result<bool> {
+    loop {
+        match dealer.send(payload, ::zmq::DONTWAIT) {
+            Ok(()) => return Ok(true),
+            Err(::zmq::Error::EINTR) => {}
+            Err(::zmq::Error::EAGAIN) => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// The DEALER's fd becomes readable when its I/O thread has something to tell it, such as that there is room.
+fn watch_room(registry: &Registry, dealer: &::zmq::Socket, token: Token) -> Result<(), String> {
+    let fd = dealer.get_fd().map_err(|error| error.to_string())?;
+    registry.register(&mut SourceFd(&fd), token, Interest::READABLE).map_err(|error| error.to_string())
+}
+
+fn unwatch_room(registry: &Registry, dealer: &::zmq::Socket) {
+    if let Ok(fd) = dealer.get_fd() {
+        unwatch(registry, fd);
+    }
 }
 
 /// What to be told of. CLOSED, CONNECT_RETRIED and CONNECT_DELAYED are not among it: on a DEALER they only tell that the
@@ -280,7 +389,7 @@ fn connect_monitor(monitor: &::zmq::Socket, endpoint: &str) -> ::zmq::Result<()>
 /// libzmq closes the fd later, on a thread of its own; until then it could still become readable.
 fn unwatch(registry: &Registry, fd: RawFd) {
     if let Err(error) = registry.deregister(&mut SourceFd(&fd)) {
-        log::debug!("a connection's monitor was not watched: {error}");
+        log::debug!("a connection was not watched: {error}");
     }
 }
 

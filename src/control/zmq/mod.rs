@@ -74,8 +74,10 @@ pub struct ZmqConfig {
     pub heartbeat: Heartbeat,
     /// The most that a close waits for queued messages, and so the bound of dropping the sender.
     pub linger: Duration,
-    /// Messages that may wait for one peer.
+    /// Messages that the DEALER holds for one peer.
     pub send_queue: usize,
+    /// Messages that may wait besides for one peer: a burst of what may be outstanding, in both roles.
+    pub send_backlog: usize,
 }
 
 impl Default for ZmqConfig {
@@ -94,6 +96,7 @@ impl Default for ZmqConfig {
             },
             linger: Duration::from_millis(500),
             send_queue: 1000,
+            send_backlog: 128 << 10,
         }
     }
 }

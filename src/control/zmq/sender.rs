@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Token, Waker};
 
-use super::link::{Link, LinkEvent, LinkOptions, full_queue};
+use super::link::{Backlog, Link, LinkEvent, LinkOptions, full_queue};
 use super::{MAX_PEERS, ZmqConfig};
 use crate::control::resolve::{Answer, Resolver, Ticket};
 use crate::control::{ControlEvent, ControlSender};
@@ -36,15 +36,12 @@ const READY_BATCH: usize = 64;
 ///   another session wants the link.
 /// ```
 enum Stage {
-    Resolving { ticket: Ticket, queued: Queued },
-    Waiting { address: SocketAddr, queued: Queued },
-    Parting { address: SocketAddr, queued: Queued, linger: Duration },
+    Resolving { ticket: Ticket, queued: Backlog },
+    Waiting { address: SocketAddr, queued: Backlog },
+    Parting { address: SocketAddr, queued: Backlog, linger: Duration },
     Linked { link: usize },
     Lost,
 }
-
-/// Messages sent before there is a DEALER to hold them.
-type Queued = VecDeque<Vec<u8>>;
 
 struct Session {
     peer: PeerId,
@@ -114,7 +111,7 @@ impl ZmqSender {
 
     fn start(&mut self, session: SessionId, peer: PeerId) {
         if let Some(address) = peer.numeric_address() {
-            let stage = Stage::Waiting { address, queued: Queued::new() };
+            let stage = Stage::Waiting { address, queued: Backlog::default() };
             self.sessions.insert(session, Session { peer: peer.clone(), stage });
             self.want_link(session, peer);
             return;
@@ -122,7 +119,7 @@ impl ZmqSender {
         match self.resolver.ask(peer.host(), peer.port()) {
             Ok(ticket) => {
                 self.resolving.insert(ticket, session);
-                let stage = Stage::Resolving { ticket, queued: Queued::new() };
+                let stage = Stage::Resolving { ticket, queued: Backlog::default() };
                 self.sessions.insert(session, Session { peer, stage });
             }
             Err(reason) => {
@@ -206,8 +203,10 @@ impl ZmqSender {
                         self.ended_links.push((id, linger));
                     }
                 }
-                let link = self.links.get(&id)?;
-                let started = link.connect().and_then(|()| queued.iter().try_for_each(|m| link.send(m)));
+                let (link, registry) = (self.links.get_mut(&id)?, self.epoll.registry());
+                let started = link
+                    .connect()
+                    .and_then(|()| queued.iter().try_for_each(|message| link.send(registry, message)));
                 if let Err(reason) = started {
                     self.lose(session, reason);
                 }
@@ -272,7 +271,7 @@ impl ZmqSender {
             return;
         }
         let give_up = now + linger + CLOSE_SLACK;
-        link.close(linger, give_up);
+        link.close(self.epoll.registry(), linger, give_up);
         self.due.insert((give_up, id), link.peer.clone());
     }
 
@@ -291,7 +290,10 @@ impl ZmqSender {
                             self.resolved(answer);
                         }
                     }
-                    Token(id) => self.read_monitor(now, id),
+                    Token(id) => {
+                        self.read_monitor(now, id);
+                        self.send_backlog(id);
+                    }
                 }
             }
             if tokens.len() < READY_BATCH {
@@ -313,6 +315,14 @@ impl ZmqSender {
                 }
                 None => return,
             }
+        }
+    }
+
+    fn send_backlog(&mut self, id: usize) {
+        let Some(link) = self.links.get_mut(&id) else { return };
+        let session = link.session;
+        if let Err(reason) = link.send_backlog(self.epoll.registry()) {
+            self.lose_link(session, id, reason);
         }
     }
 
@@ -388,14 +398,13 @@ impl ControlSender for ZmqSender {
     fn send(&mut self, session: SessionId, payload: &[u8]) {
         let Some(entry) = self.sessions.get_mut(&session) else { return };
         let sent = match &mut entry.stage {
-            Stage::Linked { link } => self.links.get(link).map_or(Ok(()), |link| link.send(payload)),
+            Stage::Linked { link } => match self.links.get_mut(link) {
+                Some(link) => link.send(self.epoll.registry(), payload),
+                None => Ok(()),
+            },
             Stage::Resolving { queued, .. } | Stage::Waiting { queued, .. } => {
-                if queued.len() < self.options.send_queue {
-                    queued.push_back(payload.to_vec());
-                    Ok(())
-                } else {
-                    Err(full_queue(self.options.send_queue))
-                }
+                let most = self.options.send_queue + self.options.send_backlog;
+                queued.push(payload, most).map_err(|waiting| full_queue(&waiting))
             }
             Stage::Parting { .. } | Stage::Lost => Ok(()),
         };
@@ -451,7 +460,7 @@ impl Drop for ZmqSender {
         self.sessions.clear();
         self.slots.clear();
         for link in self.links.values_mut() {
-            link.close(Duration::ZERO, Timestamp::ZERO);
+            link.close(self.epoll.registry(), Duration::ZERO, Timestamp::ZERO);
         }
         let limit = Instant::now() + self.linger + CLOSE_SLACK;
         while !self.links.is_empty() {
