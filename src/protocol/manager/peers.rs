@@ -347,7 +347,10 @@ impl Manager {
             Some(found) if found.peer_connect().is_some() => Outcome::PeerLost,
             _ => Outcome::NoPeer,
         };
-        self.kill(session, Cause::new(outcome, format!("connection lost: {why}")), false);
+        // The peer may be well, and wait for us on the other connection.
+        let tell =
+            self.sessions.get(&session).is_some_and(|found| found.is_registered() && found.is_in_use());
+        self.kill(session, Cause::new(outcome, format!("connection lost: {why}")), tell);
         self.after_input();
     }
 
