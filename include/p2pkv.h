@@ -788,9 +788,15 @@ typedef struct p2p_request_options {
    */
   uint64_t load_timeout_ms;
   /**
-   * Its lookups give up after this, in milliseconds, at most 365 days. Default: the tier's.
+   * Each of its lookups is given up after this, in milliseconds from its flush, at most 365 days: keys without an answer
+   * are MISS then, and the session goes on. Default: the tier's, which ends the session.
    */
   uint64_t lookup_timeout_ms;
+  /**
+   * Its stores fail after this, in milliseconds from their submission, at most 365 days, whether or not anyone has asked
+   * for them. Default: the tier's two.
+   */
+  uint64_t store_timeout_ms;
 } p2p_request_options;
 
 /**
@@ -1465,6 +1471,26 @@ p2p_status p2p_request_new(const struct p2p_tier *tier,
                            struct p2p_request **request_out);
 
 /**
+ * Sets the deadlines of the loads and stores that are submitted from now on; those that are open keep theirs. Call it
+ * before a submission for a deadline of that job's own.
+ *
+ * Parameters:
+ * - `request`: borrowed for this call.
+ * - `load_timeout_ms`, `store_timeout_ms`: as in `p2p_request_options`; 0: the tier's.
+ *
+ * Returns:
+ * - P2P_STATUS_OK
+ * - P2P_STATUS_INVALID_ARGUMENT: NULL, or more than 365 days.
+ * - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
+ *
+ * Threads: any, one at a time for each request.
+ * Since: 0.2.0
+ */
+p2p_status p2p_request_set_timeouts(struct p2p_request *request,
+                                    uint64_t load_timeout_ms,
+                                    uint64_t store_timeout_ms);
+
+/**
  * Which blocks of the request to give to `p2p_submit_store`.
  *
  * Parameters:
@@ -1486,8 +1512,9 @@ p2p_status p2p_request_offload_policy(const struct p2p_request *request, uint32_
  *
  * Parameters:
  * - `request`: borrowed for this call.
- * - `outcome_out`: a `p2p_outcome`: DONE while nothing is wrong or there is no producer; else what a load would end
- *   with now, such as NO_PEER, PEER_LOST or INCOMPATIBLE. It stays so until the request finishes.
+ * - `outcome_out`: a `p2p_outcome`: DONE while nothing is wrong or there is no producer; TIMED_OUT once lookups were given
+ *   up at the request's own deadline; else what a load would end with now, such as NO_PEER, PEER_LOST or INCOMPATIBLE. It
+ *   stays so until the request finishes.
  * - `buf`: the reason, as `p2p_job_result.detail` would give it; owned by caller. Written with a NUL, cut to `cap`.
  *   NULL with `cap` 0: not wanted.
  * - `cap`: bytes at `buf`.

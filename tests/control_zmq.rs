@@ -242,6 +242,44 @@ fn a_restarted_peer_is_heard_although_its_old_connection_is_still_there() {
     }
 }
 
+/// Passes on what two sides say, until it is cut.
+fn passed_on(from: TcpStream, to: &TcpStream) {
+    for (mut from, mut to) in
+        [(&from, to), (to, &from)].map(|(a, b)| (a.try_clone().unwrap(), b.try_clone().unwrap()))
+    {
+        thread::spawn(move || {
+            let _ = std::io::copy(&mut from, &mut to);
+            let _ = to.shutdown(std::net::Shutdown::Both);
+        });
+    }
+}
+
+#[test]
+fn a_last_word_after_a_loss_reaches_a_peer_that_is_well() {
+    let (mut a, mut b) = (Tier::new(), Tier::new());
+    let between = TcpListener::bind("127.0.0.1:0").unwrap();
+    let through = peer_at(between.local_addr().unwrap().port());
+    a.dial(S, &through);
+    a.sender.send(S, b"hello");
+    let (first, _) = between.accept().unwrap();
+    let to_b = TcpStream::connect(("127.0.0.1", b.id.port())).unwrap();
+    passed_on(first.try_clone().unwrap(), &to_b);
+    b.expect(&a.id.clone(), b"hello");
+    first.shutdown(std::net::Shutdown::Both).unwrap();
+    a.poll_until("the loss is told", |a| a.lost().len() == 1);
+    a.sender.send(S, b"goodbye");
+    a.sender.send(S, b"and this is too late");
+    a.close(S, LINGER);
+    let a_id = a.id.clone();
+    let passing = thread::spawn(move || {
+        let (second, _) = between.accept().unwrap();
+        passed_on(second, &TcpStream::connect(("127.0.0.1", b.id.port())).unwrap());
+        b.expect(&a_id, b"goodbye");
+    });
+    a.poll_until("nothing is left", |a| a.sender.open_connections() == 0);
+    passing.join().unwrap();
+}
+
 #[test]
 fn a_full_send_queue_is_a_lost_connection() {
     let mut a = Tier::with(&ZmqConfig { send_backlog: 0, ..config() });

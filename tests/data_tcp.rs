@@ -11,5 +11,7 @@ mod fence;
 mod lifecycle;
 #[path = "tcp/moving.rs"]
 mod moving;
+#[path = "tcp/same_host.rs"]
+mod same_host;
 #[path = "tcp/strangers.rs"]
 mod strangers;

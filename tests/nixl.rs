@@ -110,6 +110,7 @@ mod transport {
 
     use p2pkv::data::nixl::{NixlConfig, NixlTransport};
     use p2pkv::data::{DataEvent, DataTransport, PeerOffer, Region};
+    use p2pkv::protocol::config::Reach;
     use p2pkv::protocol::ids::{BlockIndex, BlockPair, SessionId, TransferId};
 
     const BLOCKS: u32 = 64;
@@ -158,7 +159,7 @@ mod transport {
 
         fn registers(&mut self, session: SessionId, offer: PeerOffer) {
             self.transport.register_peer(session, offer);
-            assert_eq!(self.next(), DataEvent::PeerRegistered { session });
+            assert_eq!(self.next(), DataEvent::PeerRegistered { session, reach: Reach::Stream });
         }
 
         /// As the two ends of a session do it.

@@ -7,6 +7,7 @@ import time
 from typing import Optional
 
 from ._ffi import TIMEOUT_INFINITE
+from .errors import InvalidArgument
 
 _SLICE_S = 0.1
 
@@ -30,3 +31,12 @@ class Deadline:
 
     def passed(self) -> bool:
         return time.monotonic() >= self._at
+
+
+def configured_ms(name: str, seconds: Optional[float]) -> int:
+    """0 is the library's word for its default, so no time at all cannot be said."""
+    if seconds is None:
+        return 0
+    if not seconds > 0:
+        raise InvalidArgument(f"{name} is {seconds}, expected more than 0 seconds, or None for the default")
+    return milliseconds(seconds)

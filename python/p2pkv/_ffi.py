@@ -83,6 +83,7 @@ class P2pRequestOptions(Structure):
         ("kv_transfer_params_json", P2pStr),
         ("load_timeout_ms", c_uint64),
         ("lookup_timeout_ms", c_uint64),
+        ("store_timeout_ms", c_uint64),
     ]
 
 
@@ -169,6 +170,7 @@ _RETURNS_STATUS: dict[str, list[Any]] = {
     "p2p_request_options_init": [POINTER(P2pRequestOptions), c_size_t],
     "p2p_request_new": [_TIER, POINTER(P2pRequestOptions), POINTER(_REQUEST)],
     "p2p_request_offload_policy": [_REQUEST, POINTER(c_uint32)],
+    "p2p_request_set_timeouts": [_REQUEST, c_uint64, c_uint64],
     "p2p_request_outcome": [_REQUEST, POINTER(c_uint32), c_char_p, c_size_t, POINTER(c_size_t)],
     "p2p_request_finish": [_REQUEST],
     "p2p_lookup": [_REQUEST, _KEYS, POINTER(c_uint32)],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import TYPE_CHECKING, Optional, Sequence
 
-from ._deadline import Deadline
+from ._deadline import Deadline, configured_ms
 from ._ffi import check, copied_text, library
 from .enums import LookupState, OffloadPolicy, Outcome
 from .errors import ShutDown
@@ -82,6 +82,12 @@ class Request:
         with self._handle:
             detail = copied_text(library().p2p_request_outcome, self._live(), ctypes.byref(outcome))
         return RequestOutcome(Outcome(outcome.value), detail)
+
+    def set_timeouts(self, load: Optional[float] = None, store: Optional[float] = None) -> None:
+        """Deadlines in seconds of the jobs that are submitted from now on; ``None`` is the tier's."""
+        load_ms, store_ms = configured_ms("load", load), configured_ms("store", store)
+        with self._handle:
+            check(library().p2p_request_set_timeouts(self._live(), load_ms, store_ms))
 
     def submit_load(self, job_id: int, keys: KeysLike, block_indexes: Sequence[int]) -> None:
         """Pulls ``keys[i]`` into block ``block_indexes[i]``. The blocks belong to the library until the job's result.

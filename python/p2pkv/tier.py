@@ -8,7 +8,7 @@ import weakref
 from typing import Any, Mapping, NamedTuple, Optional, Sequence, Union
 
 from . import _callbacks
-from ._deadline import Deadline, milliseconds
+from ._deadline import Deadline, configured_ms
 from ._ffi import (
     SERVE_ON_PROGRESS_THREAD,
     P2pJobResult,
@@ -144,7 +144,7 @@ class Tier:
             "idle_timeout": idle_timeout,
         }
         for name, seconds in timeouts.items():
-            setattr(config, f"{name}_ms", _configured_ms(name, seconds))
+            setattr(config, f"{name}_ms", configured_ms(name, seconds))
 
         pointer = ctypes.c_void_p()
         check(library().p2p_tier_new(ctypes.byref(config), ctypes.byref(pointer)))
@@ -206,14 +206,16 @@ class Tier:
         *,
         load_timeout: Optional[float] = None,
         lookup_timeout: Optional[float] = None,
+        store_timeout: Optional[float] = None,
     ) -> Request:
         """A request in the roles that ``kv_transfer_params`` gives it (a mapping, or JSON text as the orchestrator
         sent it); ``None`` is no role. Timeouts in seconds, for this request only."""
         options = P2pRequestOptions()
         check(library().p2p_request_options_init(ctypes.byref(options), ctypes.sizeof(options)))
         options.kv_transfer_params_json = text(_json(kv_transfer_params))
-        options.load_timeout_ms = _configured_ms("load_timeout", load_timeout)
-        options.lookup_timeout_ms = _configured_ms("lookup_timeout", lookup_timeout)
+        options.load_timeout_ms = configured_ms("load_timeout", load_timeout)
+        options.lookup_timeout_ms = configured_ms("lookup_timeout", lookup_timeout)
+        options.store_timeout_ms = configured_ms("store_timeout", store_timeout)
         pointer = ctypes.c_void_p()
         with self._handle as tier:
             check(library().p2p_request_new(tier, ctypes.byref(options), ctypes.byref(pointer)))
@@ -374,15 +376,6 @@ def _unsigned(name: str, number: int, bits: int) -> int:
 
 def _json(value: Params) -> Optional[str]:
     return value if value is None or isinstance(value, str) else json.dumps(value)
-
-
-def _configured_ms(name: str, seconds: Optional[float]) -> int:
-    """0 is the library's word for its default, so no time at all cannot be said."""
-    if seconds is None:
-        return 0
-    if not seconds > 0:
-        raise InvalidArgument(f"{name} is {seconds}, expected more than 0 seconds, or None for the default")
-    return milliseconds(seconds)
 
 
 def _result(result: P2pJobResult) -> JobResult:

@@ -278,8 +278,9 @@ class FailureTest(unittest.TestCase):
             producer.set_serve_ops(p2pkv.ServeOps())  # and serve is never called
             with consumer.request(symmetric(producer), lookup_timeout=0.3) as request:
                 self.assertEqual(request.lookup_wait(self.keys), [LookupState.MISS] * 4)
-                self.assertEqual(request.outcome.outcome, Outcome.PEER_LOST)
+                self.assertEqual(request.outcome.outcome, Outcome.TIMED_OUT)
                 self.assertIn("lookup", request.outcome.detail)
+            self.assertEqual(consumer.stats().sessions_lost, 0)
 
     def test_peers_of_another_model_are_incompatible(self) -> None:
         with open_tier(model_config={"model": "a"}) as producer, open_tier(model_config={"model": "b"}) as consumer:

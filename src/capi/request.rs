@@ -26,8 +26,12 @@ pub struct p2p_request_options {
     pub kv_transfer_params_json: p2p_str,
     /// Its loads are aborted after this, in milliseconds, at most 365 days. Default: the tier's.
     pub load_timeout_ms: u64,
-    /// Its lookups give up after this, in milliseconds, at most 365 days. Default: the tier's.
+    /// Each of its lookups is given up after this, in milliseconds from its flush, at most 365 days: keys without an answer
+    /// are MISS then, and the session goes on. Default: the tier's, which ends the session.
     pub lookup_timeout_ms: u64,
+    /// Its stores fail after this, in milliseconds from their submission, at most 365 days, whether or not anyone has asked
+    /// for them. Default: the tier's two.
+    pub store_timeout_ms: u64,
 }
 
 // SAFETY: `repr(C)` of integers and text, size first; zeros are valid in all of them.
@@ -100,12 +104,43 @@ pub unsafe extern "C" fn p2p_request_new(
                 kv_transfer_params_json: params.unwrap_or_default().to_owned(),
                 load_timeout: timeout(options.load_timeout_ms, "options.load_timeout_ms")?,
                 lookup_timeout: timeout(options.lookup_timeout_ms, "options.lookup_timeout_ms")?,
+                store_timeout: timeout(options.store_timeout_ms, "options.store_timeout_ms")?,
             }
         };
         let request_out = caller.out(request_out, "request_out")?;
         let shared = Arc::clone(&caller.reference(tier, "tier")?.shared);
         let id = live.request_new(&options)?;
         request_out.set(Box::into_raw(Box::new(p2p_request { shared, id })));
+        Ok(p2p_status::OK)
+    })
+}
+
+/// Sets the deadlines of the loads and stores that are submitted from now on; those that are open keep theirs. Call it
+/// before a submission for a deadline of that job's own.
+///
+/// Parameters:
+/// - `request`: borrowed for this call.
+/// - `load_timeout_ms`, `store_timeout_ms`: as in `p2p_request_options`; 0: the tier's.
+///
+/// Returns:
+/// - P2P_STATUS_OK
+/// - P2P_STATUS_INVALID_ARGUMENT: NULL, or more than 365 days.
+/// - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
+///
+/// Threads: any, one at a time for each request.
+/// Since: 0.2.0
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn p2p_request_set_timeouts(
+    request: *mut p2p_request,
+    load_timeout_ms: u64,
+    store_timeout_ms: u64,
+) -> p2p_status {
+    // SAFETY: the pointers are those of this call, as its documentation says.
+    let caller = unsafe { Caller::trust() };
+    guard::on_request("p2p_request_set_timeouts", &caller, request, |tier, id| {
+        let load = timeout(load_timeout_ms, "load_timeout_ms")?;
+        let store = timeout(store_timeout_ms, "store_timeout_ms")?;
+        tier.set_job_timeouts(id, load, store)?;
         Ok(p2p_status::OK)
     })
 }
@@ -141,8 +176,9 @@ pub unsafe extern "C" fn p2p_request_offload_policy(
 ///
 /// Parameters:
 /// - `request`: borrowed for this call.
-/// - `outcome_out`: a `p2p_outcome`: DONE while nothing is wrong or there is no producer; else what a load would end
-///   with now, such as NO_PEER, PEER_LOST or INCOMPATIBLE. It stays so until the request finishes.
+/// - `outcome_out`: a `p2p_outcome`: DONE while nothing is wrong or there is no producer; TIMED_OUT once lookups were given
+///   up at the request's own deadline; else what a load would end with now, such as NO_PEER, PEER_LOST or INCOMPATIBLE. It
+///   stays so until the request finishes.
 /// - `buf`: the reason, as `p2p_job_result.detail` would give it; owned by caller. Written with a NUL, cut to `cap`.
 ///   NULL with `cap` 0: not wanted.
 /// - `cap`: bytes at `buf`.

@@ -111,7 +111,8 @@ pub enum DataEvent {
     PeerRefused { session: SessionId, reason: String },
     /// The receiver has all bytes of the transfer.
     TransferDone { transfer: TransferId },
-    /// The transfer ended otherwise: from here on it neither writes remotely nor reads the local blocks.
+    /// The transfer ended otherwise: from here on it does not read the local blocks, and writes remotely only what the
+    /// receiver can bar itself, with its fence, and where there is none, nothing.
     /// `decisive`: the peer is known to be gone or to refuse everything, no need to try again.
     TransferFailed { transfer: TransferId, reason: String, decisive: bool },
     /// The transfer ended early since one of both sides had given it up: as `TransferFailed`, but it says nothing
@@ -159,7 +160,8 @@ pub trait DataTransport: Send {
         blocks: &[BlockPair],
     );
 
-    /// Asks to end transfers early. Each still ends in its one event, once it can no longer touch memory.
+    /// Asks to end transfers early. Each still ends in its one event, once it can no longer touch memory; where the receiver
+    /// has a fence, that is at once, whatever the receiver does.
     fn cancel(&mut self, transfers: &[TransferId]);
 
     /// Appends what has happened.

@@ -61,16 +61,26 @@ struct ConsumerRequest {
     unsent: usize,
     /// What is known of each of `asked`.
     probes: Vec<Probe>,
-    /// Which of `asked` were sent in one lookup that is not answered, oldest first: an answer names no round, only its
-    /// keys.
-    awaiting: VecDeque<Range<usize>>,
-    lookup_timeout: Duration,
+    /// Lookups that were sent and are not answered, oldest first: an answer names no round, only its keys.
+    awaiting: VecDeque<SentLookup>,
+    /// Its own time for each lookup, after which that is a miss and the peer none the worse. `None`: the peer has the tier's
+    /// time for its next answer, and is given up otherwise.
+    own_timeout: Option<Duration>,
     lookup_deadline: Option<Timestamp>,
+    /// Lookups ended by their own deadline.
+    gave_up: bool,
     /// The peer may hold pins of a lookup that no fetch has closed.
     peer_lookup_open: bool,
     loads: BTreeMap<RoundSeq, Load>,
     /// The engine has finished the request; only unfinished loads keep it here.
     finished: bool,
+}
+
+#[derive(Debug)]
+struct SentLookup {
+    /// Which of `asked`.
+    keys: Range<usize>,
+    at: Timestamp,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,7 +213,7 @@ impl ClientRole {
         &mut self,
         cx: &Context,
         id: &KvRequestId,
-        timeout: Duration,
+        own_timeout: Option<Duration>,
         keys: KeysView<'_>,
         states: &mut [LookupState],
     ) {
@@ -211,7 +221,7 @@ impl ClientRole {
             return;
         }
         let request = self.request(cx, id);
-        request.lookup_timeout = timeout;
+        request.own_timeout = own_timeout;
         let nothing_unsent = !request.has_unsent();
         if request.probes.is_empty() {
             request.asked.reserve(keys.len(), keys.as_bytes().len());
@@ -231,8 +241,9 @@ impl ClientRole {
             unsent: 0,
             probes: Vec::new(),
             awaiting: VecDeque::new(),
-            lookup_timeout: cx.config.timeouts.lookup,
+            own_timeout: None,
             lookup_deadline: None,
+            gave_up: false,
             peer_lookup_open: false,
             loads: BTreeMap::new(),
             finished: false,
@@ -249,20 +260,20 @@ impl ClientRole {
             for keys in split_to_messages(request.asked.keys().part(request.unsent..request.probes.len()), cx)
             {
                 let sent = request.unsent + keys.len();
-                request.awaiting.push_back(request.unsent..sent);
+                request.awaiting.push_back(SentLookup { keys: request.unsent..sent, at: cx.now });
                 request.unsent = sent;
                 let lookup = Lookup { kv_request_id: id.clone(), keys, round_seq: request.round };
                 cx.say(self.session, Message::Lookup(lookup));
                 cx.stats.lookups_sent += 1;
             }
             request.peer_lookup_open = true;
-            if ready && request.lookup_deadline.is_none() {
+            if (ready || request.own_timeout.is_some()) && request.lookup_deadline.is_none() {
                 request.arm_lookup_deadline(cx, self.session, &id);
             }
         }
     }
 
-    /// The session became ready: what was flushed before counts its time from now.
+    /// The session became ready: what was flushed before counts its time from now, unless it has a time of its own.
     pub fn on_ready(&mut self, cx: &mut Context) {
         for (id, request) in &mut self.requests {
             if !request.awaiting.is_empty() {
@@ -321,7 +332,7 @@ impl ClientRole {
     /// The answer to the oldest unanswered lookup with exactly these keys. Anything else is junk and changes nothing.
     pub fn on_lookup_resp(&mut self, cx: &mut Context, resp: &LookupResp) {
         let matched = self.requests.get_mut(&resp.kv_request_id).and_then(|request| {
-            let is_asked = |sent: &Range<usize>| request.asked.keys().part_is(sent.clone(), &resp.keys);
+            let is_asked = |sent: &SentLookup| request.asked.keys().part_is(sent.keys.clone(), &resp.keys);
             let position = request.awaiting.iter().position(is_asked)?;
             let answered = request.awaiting.remove(position)?;
             Some((request, answered))
@@ -331,7 +342,7 @@ impl ClientRole {
             return;
         };
         // Each key was sent once, so the answers stand in the order of the probes.
-        for (probe, hit) in request.probes.get_mut(answered).into_iter().flatten().zip(&resp.hits) {
+        for (probe, hit) in request.probes.get_mut(answered.keys).into_iter().flatten().zip(&resp.hits) {
             *probe = if *hit { Probe::Hit } else { Probe::Miss };
             *if *hit { &mut cx.stats.keys_hit } else { &mut cx.stats.keys_missed } += 1;
         }
@@ -544,11 +555,29 @@ impl ClientRole {
         }
     }
 
-    /// How long this request's lookup has waited, if that is too long.
+    /// A lookup of the request may have waited too long. Why the peer is to be given up, if it is.
+    pub fn on_lookup_deadline(&mut self, cx: &mut Context, id: &KvRequestId) -> Option<Cause> {
+        let request = self.requests.get_mut(id)?;
+        request.lookup_deadline.take_if(|deadline| *deadline <= cx.now)?;
+        let Some(own) = request.own_timeout else {
+            return Some(Cause::new(Outcome::PeerLost, no_answer(id, cx.config.timeouts.lookup)));
+        };
+        while let Some(expired) = request.awaiting.pop_front_if(|sent| sent.at + own <= cx.now) {
+            request.probes.get_mut(expired.keys).into_iter().flatten().for_each(|probe| *probe = Probe::Miss);
+            request.gave_up = true;
+        }
+        if !request.awaiting.is_empty() {
+            request.arm_lookup_deadline(cx, self.session, id);
+        }
+        None
+    }
+
+    /// Why keys of the id are misses that nobody has answered.
     #[must_use]
-    pub fn lookup_expired(&self, cx: &Context, id: &KvRequestId) -> Option<Duration> {
+    pub fn lookups_given_up(&self, id: &KvRequestId) -> Option<Cause> {
         let request = self.requests.get(id)?;
-        request.lookup_deadline.filter(|deadline| *deadline <= cx.now).map(|_| request.lookup_timeout)
+        let own = request.own_timeout.filter(|_| request.gave_up)?;
+        Some(Cause::new(Outcome::TimedOut, no_answer(id, own)))
     }
 
     /// The engine is done with the request.
@@ -632,7 +661,8 @@ impl ClientRole {
 impl ConsumerRequest {
     fn arm_lookup_deadline(&mut self, cx: &mut Context, session: SessionId, id: &KvRequestId) {
         self.disarm_lookup_deadline(cx, session, id);
-        let deadline = cx.now + self.lookup_timeout;
+        let oldest = self.awaiting.front().map_or(cx.now, |sent| sent.at);
+        let deadline = self.own_timeout.map_or(cx.now + cx.config.timeouts.lookup, |own| oldest + own);
         self.lookup_deadline = Some(deadline);
         cx.timers.set(deadline, TimerKey::Lookup(session, id.clone()));
     }
@@ -681,6 +711,10 @@ impl ConsumerRequest {
         self.awaiting.clear();
         self.disarm_lookup_deadline(cx, session, id);
     }
+}
+
+fn no_answer(id: &KvRequestId, within: Duration) -> String {
+    format!("no answer to a lookup of kv_request_id {id} within {within:?}")
 }
 
 fn cancel_load_timer(cx: &mut Context, session: SessionId, id: &KvRequestId, round: RoundSeq, load: &Load) {

@@ -16,6 +16,7 @@ use super::job::Outcome;
 use super::keys::KeyBatch;
 use super::message::{AbortAck, Fetch, Message, TransferDone};
 use super::output::Output;
+use super::timer::Timestamp;
 
 use lookups::InboundLookup;
 pub use lookups::{PinnedHits, ServeAnswer, ServeQuestion};
@@ -115,7 +116,7 @@ impl ServerRole {
         Err(format!("more than {limit} keys in rounds that are open at once"))
     }
 
-    /// Blocks that a store of the engine offers for the id: supply of its PD round.
+    /// Blocks that a store of the engine offers for the id: supply of its PD round. `deadline`: as in [`Round::add_job`].
     pub fn add_store(
         &mut self,
         cx: &mut Context,
@@ -123,11 +124,12 @@ impl ServerRole {
         job: JobId,
         keys: &KeyBatch,
         blocks: &[BlockIndex],
+        deadline: Option<Timestamp>,
     ) {
         let name = (id.clone(), RoundSeq::FIRST);
         let session = self.session;
         let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
-        round.add_job(cx, job);
+        round.add_job(cx, job, deadline);
         let mut pairs = Vec::new();
         for (key, block) in keys.iter().zip(blocks) {
             round.supply_from_job(cx, (session, &name), key, *block, &mut pairs);

@@ -228,6 +228,12 @@ impl Session {
         self.client.is_idle() && self.server.is_idle() && self.requests.is_empty()
     }
 
+    /// Something is open here that the peer may know of.
+    #[must_use]
+    pub fn is_in_use(&self) -> bool {
+        !(self.client.is_idle() && self.server.is_idle())
+    }
+
     #[must_use]
     pub fn has_transfers_or_loads(&self) -> bool {
         self.client.loads_live() > 0 || self.server.transfers_live() > 0

@@ -90,6 +90,7 @@ pub struct RequestOptions {
     /// `None` = the tier's.
     pub load_timeout: Option<Duration>,
     pub lookup_timeout: Option<Duration>,
+    pub store_timeout: Option<Duration>,
 }
 
 /// What an engine answers to peers' lookups. Called without any lock of the tier held.
@@ -367,8 +368,22 @@ impl Tier {
     pub fn request_new(&self, options: &RequestOptions) -> Result<RequestId> {
         self.shared.check()?;
         let roles = params::parse(&options.kv_transfer_params_json, self.shared.limits.id_len)?;
-        let timeouts = RequestTimeouts { load: options.load_timeout, lookup: options.lookup_timeout };
+        let timeouts = RequestTimeouts {
+            load: options.load_timeout,
+            lookup: options.lookup_timeout,
+            store: options.store_timeout,
+        };
         self.shared.call(|manager, now| manager.request_new(now, roles, timeouts))
+    }
+
+    /// Deadlines of the jobs that are submitted from now on; `None` = the tier's.
+    pub fn set_job_timeouts(
+        &self,
+        request: RequestId,
+        load: Option<Duration>,
+        store: Option<Duration>,
+    ) -> Result<()> {
+        self.shared.call(|manager, _| manager.set_job_timeouts(request, load, store))
     }
 
     pub fn offload_policy(&self, request: RequestId) -> Result<OffloadPolicy> {

@@ -73,6 +73,7 @@ static void with_null_handle(void) {
   REFUSED(p2p_tier_has_pending_work, "tier", NULL, &number);
   REFUSED(p2p_request_new, "tier", NULL, NULL, &request);
   REFUSED(p2p_request_offload_policy, "request", NULL, &number);
+  REFUSED(p2p_request_set_timeouts, "request", NULL, 0, 0);
   REFUSED(p2p_request_outcome, "request", NULL, &number, text, sizeof text, &n);
   REFUSED(p2p_lookup, "request", NULL, &keys, &number);
   REFUSED(p2p_wait_lookups, "request", NULL, 0);

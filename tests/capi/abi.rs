@@ -104,6 +104,7 @@ fn structs() -> Vec<Struct> {
             kv_transfer_params_json,
             load_timeout_ms,
             lookup_timeout_ms,
+            store_timeout_ms,
         }),
         structure!(p2p_job_result {
             job_id,

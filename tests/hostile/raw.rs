@@ -113,7 +113,8 @@ impl Raw {
         };
         let offer = theirs.extension.as_ref().and_then(|extension| extension.tcp.clone()).unwrap();
         let addresses = vec![std::net::SocketAddr::new([127, 0, 0, 1].into(), offer.port)];
-        let offer = PeerOffer::Tcp { addresses, token: offer.token, num_blocks: theirs.num_blocks };
+        let offer =
+            PeerOffer::Tcp { addresses, token: offer.token, num_blocks: theirs.num_blocks, same_host: false };
         self.data.register_peer(SESSION, offer);
         self.theirs = Some(*theirs);
         let registered = |event: &DataEvent| matches!(event, DataEvent::PeerRegistered { .. });

@@ -67,6 +67,7 @@ impl Tier {
         let region = Box::into_raw(memory);
         let said = |field: &str| options[field].as_str().unwrap_or("").to_owned();
         let (host, fingerprint, hash_seed) = (said("host"), said("fingerprint"), said("hash_seed"));
+        let advertised_host = said("advertised_host");
         let small = |field: &str| u32::try_from(number(options, field)).unwrap();
         let mut tier = null_mut();
         // SAFETY: all zeros is a valid config; pointers are of living values; the region outlives the tier.
@@ -84,7 +85,10 @@ impl Tier {
             config.progress = small("progress");
             // What is promised of tcp, above all its fence, is looked at; also where NIXL is installed.
             config.transport = p2p_transport::TCP as u32;
+            config.advertised_host = text(&advertised_host);
+            config.max_peers = small("max_peers");
             config.handshake_timeout_ms = number(options, "handshake_ms");
+            config.lookup_timeout_ms = number(options, "lookup_ms");
             config.load_timeout_ms = number(options, "load_ms");
             config.store_timeout_ms = number(options, "store_ms");
             config.unbound_store_timeout_ms = number(options, "unbound_store_ms");
@@ -161,13 +165,14 @@ impl Tier {
         with_keys(tags, |keys| self.timed(|it| unsafe { p2p_unpublish(it.tier, keys, null_mut()) }))
     }
 
-    pub fn request(&mut self, name: &str, params: &str, load_ms: u64) -> Result<(), Refusal> {
+    /// `times`: load, lookup and store, in milliseconds; 0 = the tier's.
+    pub fn request(&mut self, name: &str, params: &str, times: [u64; 3]) -> Result<(), Refusal> {
         let mut request = null_mut();
         self.timed(|it| unsafe {
             let mut options: p2p_request_options = zeroed();
             p2p_request_options_init(&mut options, size_of::<p2p_request_options>());
             options.kv_transfer_params_json = text(params);
-            options.load_timeout_ms = load_ms;
+            [options.load_timeout_ms, options.lookup_timeout_ms, options.store_timeout_ms] = times;
             p2p_request_new(it.tier, &options, &mut request)
         })?;
         assert!(self.requests.insert(name.to_owned(), request).is_none(), "two requests {name}");
@@ -221,6 +226,28 @@ impl Tier {
         with_keys(tags, |keys| {
             self.timed(|_| unsafe { p2p_submit_store(request, job, keys, blocks.as_ptr()) })
         })
+    }
+
+    /// A call that may wait, for `timeout_ms`: its status, and how long it took in microseconds.
+    pub fn wait(&mut self, what: &str, name: &str, timeout_ms: u64) -> Result<(i32, u64), Refusal> {
+        // SAFETY: plain numbers and characters: all zeros is valid.
+        let (mut result, mut n): (p2p_job_result, usize) = (unsafe { zeroed() }, 0);
+        let start = Instant::now();
+        // SAFETY: room for one result of this size; the request is alive.
+        let status = unsafe {
+            match what {
+                "drain" => p2p_tier_drain(self.tier, timeout_ms),
+                "lookups" => p2p_wait_lookups(self.named(name), timeout_ms),
+                "results" => {
+                    let size = size_of::<p2p_job_result>();
+                    p2p_wait_finished(self.tier, &mut result, size, 1, timeout_ms, &mut n)
+                }
+                unknown => panic!("nothing waits for {unknown}"),
+            }
+        };
+        let took = start.elapsed().as_micros() as u64;
+        self.polled.extend((n > 0).then_some(result));
+        Ok((checked(status)?, took))
     }
 
     /// Results until there are `count` or time is over.
@@ -293,7 +320,7 @@ impl Tier {
 
     /// Every call that an engine makes in a scheduling step and that must not wait.
     pub fn step(&mut self, peer_params: &str, tags: &[u64], blocks: &[u32]) -> Result<(), Refusal> {
-        self.request("step", peer_params, 0)?;
+        self.request("step", peer_params, [0; 3])?;
         self.look_up("step", tags, 0)?;
         // Not a hit yet, so refused; or ended at once where there is no session.
         let _ = self.load("step", STEP_JOB, tags, blocks);
@@ -311,6 +338,19 @@ impl Tier {
         })?;
         self.polled.extend(results.iter().take(n).filter(|result| result.job_id != STEP_JOB));
         Ok(())
+    }
+
+    /// Frees the tier on another thread than the one that made it.
+    pub fn free_elsewhere(self) -> Duration {
+        struct Moved(Tier);
+        // SAFETY: its pointers are used by one thread at a time, and any may.
+        unsafe impl Send for Moved {}
+        let moved = Moved(self);
+        let free = move || {
+            let Moved(tier) = { moved };
+            tier.free(false)
+        };
+        std::thread::spawn(free).join().unwrap()
     }
 
     /// Frees the tier; its requests are finished before, or after, as an engine may do it.
@@ -348,7 +388,7 @@ fn result_to_json(result: &p2p_job_result) -> Value {
         "outcome": outcome.to_str().unwrap(),
         "flags": result.flags,
         "bytes": result.bytes,
-        "ms": result.nanoseconds / 1_000_000,
+        "us": result.nanoseconds / 1_000,
         "detail": from_c(&result.detail),
     })
 }

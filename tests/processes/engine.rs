@@ -49,8 +49,12 @@ fn carry_out(slot: &mut Option<Tier>, call: &Value) -> Result<Value, Refusal> {
         return Ok(json!(tier.id()));
     }
     if what == "free" {
-        let took = slot.take().unwrap().free(call["finish_first"].as_bool().unwrap());
-        return Ok(json!(took.as_millis() as u64));
+        let tier = slot.take().unwrap();
+        let took = match call["elsewhere"].as_bool() {
+            Some(true) => tier.free_elsewhere(),
+            _ => tier.free(call["finish_first"].as_bool().unwrap()),
+        };
+        return Ok(json!(took.as_micros() as u64));
     }
     let tier = slot.as_mut().unwrap();
     let name = call["name"].as_str().unwrap_or("");
@@ -65,7 +69,10 @@ fn carry_out(slot: &mut Option<Tier>, call: &Value) -> Result<Value, Refusal> {
         "outcome" => json!(tier.outcome(name)?),
         "peers" => json!(tier.peers()?),
         "publish" => json!(tier.publish(&tags(call), &blocks(call))?),
-        "request" => json!(tier.request(name, call["params"].as_str().unwrap(), number("load_ms"))?),
+        "request" => {
+            let times = ["load_ms", "lookup_ms", "store_ms"].map(number);
+            json!(tier.request(name, call["params"].as_str().unwrap(), times)?)
+        }
         "results" => json!(tier.results(number("count") as usize, number("timeout_ms"))?),
         "stats" => tier.stats()?,
         "steps" => {
@@ -75,6 +82,7 @@ fn carry_out(slot: &mut Option<Tier>, call: &Value) -> Result<Value, Refusal> {
             Value::Null
         }
         "store" => json!(tier.store(name, number("job"), &tags(call), &blocks(call))?),
+        "wait" => json!(tier.wait(call["for"].as_str().unwrap(), name, number("timeout_ms"))?),
         "unpublish" => json!(tier.unpublish(&tags(call))?),
         unknown => panic!("an engine cannot {unknown}"),
     })

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::peer::{Config, Engine, HIT, MIB, Random, blocks, symmetric, tags};
+use crate::peer::{Config, Engine, HIT, MIB, Random, Times, blocks, symmetric, tags};
 
 /// What ends the load, and so when the request is finished.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -24,7 +24,8 @@ fn refilled_blocks_stay(block_len: u64, rounds: u64, seed: u64, finishes: Finish
     for round in 0..rounds {
         let id = format!("r{round}");
         consumer.fill(&blocks(count), &tags(round * 1000, count));
-        consumer.try_request(&id, &symmetric(&id, producer.id()), 150).unwrap();
+        let times = Times { load_ms: 150, ..Times::default() };
+        consumer.try_request(&id, &symmetric(&id, producer.id()), times).unwrap();
         assert_eq!(consumer.look_up(&id, &tags(0, count)), vec![HIT; count as usize]);
         consumer.load(&id, round, &tags(0, count), &blocks(count));
         std::thread::sleep(Duration::from_micros(random.below(25_000)));

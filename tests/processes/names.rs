@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::peer::{Config, Engine, free_port};
+use crate::peer::{Config, Engine, Times, free_port};
 
 const QUICKLY: Duration = Duration::from_secs(3);
 
@@ -53,7 +53,7 @@ fn a_tier_cannot_pull_from_itself() {
     let mut engine = Engine::new(&Config::default());
     let itself = engine.id().to_owned();
     let params = crate::peer::symmetric("r", &itself);
-    let refusal = engine.try_request("r", &params, 0).unwrap_err();
+    let refusal = engine.try_request("r", &params, Times::default()).unwrap_err();
     assert_eq!(refusal.status, -7, "{refusal:?}");
     assert!(refusal.text.contains(&itself), "{refusal:?}");
     engine.assert_comes_to_rest(0);

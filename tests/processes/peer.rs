@@ -1,5 +1,7 @@
 //! An engine in a child process, as the tests see it.
 
+#![allow(dead_code, reason = "each test program uses its part")]
+
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, Write};
 use std::net::TcpListener;
@@ -25,6 +27,8 @@ pub const HIT: u64 = 1;
 #[derive(Clone, Debug)]
 pub struct Config {
     pub host: &'static str,
+    /// Empty: as `host`.
+    pub advertised_host: &'static str,
     pub port: u16,
     pub data_port: u16,
     pub num_blocks: u64,
@@ -35,14 +39,17 @@ pub struct Config {
     /// 0 = the default.
     pub handshake_ms: u64,
     pub load_ms: u64,
+    pub lookup_ms: u64,
     pub store_ms: u64,
     pub unbound_store_ms: u64,
+    pub max_peers: u32,
 }
 
 impl Default for Config {
     fn default() -> Self {
         Config {
             host: "127.0.0.1",
+            advertised_host: "",
             port: 0,
             data_port: 0,
             num_blocks: 64,
@@ -52,8 +59,10 @@ impl Default for Config {
             caller_mode: false,
             handshake_ms: 0,
             load_ms: 0,
+            lookup_ms: 0,
             store_ms: 0,
             unbound_store_ms: 0,
+            max_peers: 0,
         }
     }
 }
@@ -71,8 +80,26 @@ pub struct Outcome {
     pub name: String,
     pub flags: u64,
     pub bytes: u64,
-    pub ms: u64,
+    /// From submission to the result, as the library says.
+    pub took: Duration,
     pub detail: String,
+}
+
+/// Deadlines of one request in milliseconds; 0 = the tier's.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Times {
+    pub load_ms: u64,
+    pub lookup_ms: u64,
+    pub store_ms: u64,
+}
+
+/// Where an engine runs: what the command line of its process begins with, and the limits it is given.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    pub wrapper: Vec<String>,
+    pub environment: Vec<(String, String)>,
+    /// Resource and limit, as `setrlimit` has them.
+    pub limits: Vec<(libc::c_int, u64)>,
 }
 
 /// How the calls of an engine went that must not wait.
@@ -109,17 +136,32 @@ impl Engine {
     }
 
     pub fn without_tier() -> Engine {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        Engine::at(&Place::default())
+    }
+
+    /// The process, without a tier, somewhere.
+    pub fn at(place: &Place) -> Engine {
+        let this = std::env::current_exe().unwrap();
+        let mut words = place.wrapper.iter().map(String::as_str).chain([this.to_str().unwrap()]);
+        let mut command = Command::new(words.next().unwrap());
         command
+            .args(words)
             .args(["--exact", "engine::engine_process", "--ignored", "--nocapture", "--test-threads=1"])
             .env(VARIABLE, "1")
+            .envs(place.environment.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped());
-        // SAFETY: prctl may be called between fork and exec. It lets the child die with the test's thread.
+        let limits = place.limits.clone();
+        // SAFETY: prctl and setrlimit may be called between fork and exec. The first lets the child die with the test's
+        // thread.
         unsafe {
-            command.pre_exec(|| match libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) {
-                0 => Ok(()),
-                _ => Err(std::io::Error::last_os_error()),
+            command.pre_exec(move || {
+                let mut worked = libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) == 0;
+                for (resource, limit) in &limits {
+                    let limit = libc::rlimit { rlim_cur: *limit, rlim_max: *limit };
+                    worked &= libc::setrlimit(*resource as _, &limit) == 0;
+                }
+                if worked { Ok(()) } else { Err(std::io::Error::last_os_error()) }
             });
         }
         let mut child = command.spawn().unwrap();
@@ -147,6 +189,7 @@ impl Engine {
             "host": config.host,
             "port": config.port,
             "data_port": config.data_port,
+            "advertised_host": config.advertised_host,
             "num_blocks": config.num_blocks,
             "block_len": config.block_len,
             "fingerprint": config.fingerprint,
@@ -154,6 +197,8 @@ impl Engine {
             "progress": u32::from(config.caller_mode),
             "handshake_ms": config.handshake_ms,
             "load_ms": config.load_ms,
+            "lookup_ms": config.lookup_ms,
+            "max_peers": config.max_peers,
             "store_ms": config.store_ms,
             "unbound_store_ms": config.unbound_store_ms,
         }))?;
@@ -211,6 +256,10 @@ impl Engine {
         assert_eq!(difference, Value::Null, "block and byte that differ, in engine {}", self.id);
     }
 
+    pub fn differs(&mut self, blocks: &[u32], tags: &[u64]) -> bool {
+        self.difference(blocks, tags) != Value::Null
+    }
+
     fn difference(&mut self, blocks: &[u32], tags: &[u64]) -> Value {
         self.get(json!({ "do": "difference", "blocks": blocks, "tags": tags }))
     }
@@ -233,21 +282,27 @@ impl Engine {
 
     // ---- requests ----
 
-    pub fn try_request(&mut self, name: &str, params: &str, load_ms: u64) -> Result<(), Refusal> {
-        self.ask(json!({ "do": "request", "name": name, "params": params, "load_ms": load_ms })).map(drop)
+    pub fn try_request(&mut self, name: &str, params: &str, times: Times) -> Result<(), Refusal> {
+        let Times { load_ms, lookup_ms, store_ms } = times;
+        let call = json!({
+            "do": "request", "name": name, "params": params,
+            "load_ms": load_ms, "lookup_ms": lookup_ms, "store_ms": store_ms,
+        });
+        self.ask(call).map(drop)
     }
 
     pub fn request(&mut self, name: &str, params: &str) {
-        self.try_request(name, params, 0).unwrap_or_else(|refusal| panic!("{name}: {refusal:?}"));
+        self.try_request(name, params, Times::default())
+            .unwrap_or_else(|refusal| panic!("{name}: {refusal:?}"));
     }
 
     pub fn serve(&mut self, id: &str) {
-        self.request(id, &json!({ "remote_decoder": { "kv_request_id": id } }).to_string());
+        self.request(id, &producer(id));
     }
 
     /// Without lookup.
     pub fn pull_from(&mut self, id: &str, peer: &str) {
-        self.request(id, &source("remote_prefiller", id, peer));
+        self.request(id, &pd(id, peer));
     }
 
     /// With lookup.
@@ -268,6 +323,12 @@ impl Engine {
     pub fn look_up(&mut self, id: &str, tags: &[u64]) -> Vec<u64> {
         let timeout_ms = BOUND.as_millis() as u64;
         let found = self.get(json!({ "do": "look_up", "name": id, "tags": tags, "timeout_ms": timeout_ms }));
+        found.as_array().unwrap().iter().map(|state| state.as_u64().unwrap()).collect()
+    }
+
+    /// Without waiting for answers.
+    pub fn look_up_now(&mut self, id: &str, tags: &[u64]) -> Vec<u64> {
+        let found = self.get(json!({ "do": "look_up", "name": id, "tags": tags, "timeout_ms": 0 }));
         found.as_array().unwrap().iter().map(|state| state.as_u64().unwrap()).collect()
     }
 
@@ -309,6 +370,13 @@ impl Engine {
 
     pub fn result(&mut self) -> Outcome {
         self.results(1).remove(0)
+    }
+
+    /// A call that waits (`drain`, `lookups` of a request, `results`): its status and how long it took.
+    pub fn wait(&mut self, what: &str, id: &str, limit: Duration) -> (i64, Duration) {
+        let timeout_ms = limit.as_millis() as u64;
+        let found = self.get(json!({ "do": "wait", "for": what, "name": id, "timeout_ms": timeout_ms }));
+        (found[0].as_i64().unwrap(), Duration::from_micros(found[1].as_u64().unwrap()))
     }
 
     pub fn has_no_result_for(&mut self, while_waiting: Duration) -> bool {
@@ -365,7 +433,13 @@ impl Engine {
     /// Frees the tier; the process stays.
     pub fn free(&mut self, finish_first: bool) -> Duration {
         let took = self.get(json!({ "do": "free", "finish_first": finish_first }));
-        Duration::from_millis(took.as_u64().unwrap())
+        Duration::from_micros(took.as_u64().unwrap())
+    }
+
+    /// On another thread than the one that made it.
+    pub fn free_elsewhere(&mut self) -> Duration {
+        let took = self.get(json!({ "do": "free", "elsewhere": true }));
+        Duration::from_micros(took.as_u64().unwrap())
     }
 
     pub fn begin_free(&mut self) {
@@ -374,7 +448,7 @@ impl Engine {
 
     pub fn end_free(&mut self) -> Duration {
         let took = self.answer(&json!("free")).unwrap();
-        Duration::from_millis(took.as_u64().unwrap())
+        Duration::from_micros(took.as_u64().unwrap())
     }
 
     // ---- the process ----
@@ -408,6 +482,17 @@ impl Engine {
 
     pub fn threads(&self) -> usize {
         self.tasks().len()
+    }
+
+    /// Memory in use, in KiB.
+    pub fn rss_kib(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap();
+        line.split_whitespace().next().unwrap().parse().unwrap()
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     pub fn fds(&self) -> usize {
@@ -449,9 +534,17 @@ fn outcome(value: &Value) -> Outcome {
         name: text("outcome"),
         flags: number("flags"),
         bytes: number("bytes"),
-        ms: number("ms"),
+        took: Duration::from_micros(number("us")),
         detail: text("detail"),
     }
+}
+
+pub fn producer(id: &str) -> String {
+    json!({ "remote_decoder": { "kv_request_id": id } }).to_string()
+}
+
+pub fn pd(id: &str, peer: &str) -> String {
+    source("remote_prefiller", id, peer)
 }
 
 pub fn symmetric(id: &str, peer: &str) -> String {

@@ -269,6 +269,21 @@ fn a_silent_peer_is_dialled_again_within_the_handshake_deadline() {
 }
 
 #[test]
+fn who_loses_its_connection_says_so_to_a_peer_that_may_wait_for_it() {
+    for in_use in [false, true] {
+        let mut world = World::new(1, TransportKind::Tcp);
+        let request = world.request(0, pd_from("r", PEER)).unwrap();
+        Script::p2pkv(PEER).join(&mut world);
+        if in_use {
+            world.load(0, request, 1, &[1], &[40]);
+        }
+        world.forget_sent();
+        world.connection_lost(0, world.newest_session(0));
+        assert_eq!(world.sent(0, "disconnect"), usize::from(in_use));
+    }
+}
+
+#[test]
 fn death_makes_loads_fail_lookups_miss_and_the_id_stays_failed() {
     let (mut world, request) = dialing();
     let peer = Script::p2pkv(PEER);

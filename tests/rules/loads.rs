@@ -153,7 +153,7 @@ fn a_fence_that_closes_late_reports_late_even_after_the_ack_deadline() {
 #[test]
 fn a_load_can_have_a_deadline_of_its_own() {
     let mut world = World::new(1, TransportKind::Tcp);
-    let timeouts = RequestTimeouts { load: Some(seconds(2)), lookup: None };
+    let timeouts = RequestTimeouts { load: Some(seconds(2)), ..RequestTimeouts::default() };
     let request = world.request_with(0, pd_from("r", PEER), timeouts).unwrap();
     Script::p2pkv(PEER).join(&mut world);
     world.load(0, request, 1, &[1], &[40]);
@@ -162,9 +162,30 @@ fn a_load_can_have_a_deadline_of_its_own() {
 }
 
 #[test]
+fn each_load_can_have_a_deadline_of_its_own() {
+    let mut world = World::new(1, TransportKind::Tcp);
+    let request = world.request(0, symmetric_from("r", PEER)).unwrap();
+    let peer = Script::p2pkv(PEER);
+    peer.join(&mut world);
+    for (round, timeout) in [Some(seconds(5)), Some(seconds(2)), None].into_iter().enumerate() {
+        let (job, key) = (round as u64 + 1, round as u8 + 1);
+        world.nodes[0].manager.set_job_timeouts(request, timeout, None).unwrap();
+        world.lookup(0, request, &[key]);
+        world.flush(0);
+        peer.lookup_resp(&mut world, "r", &[key], &[true]);
+        world.load(0, request, job, &[key], &[40 + round as u32]);
+    }
+    for (span, open) in [(2, [true, false, true]), (3, [false, false, true]), (25, [false; 3])] {
+        world.advance(seconds(span));
+        assert_eq!([1, 2, 3].map(|job| world.is_open(0, job)), open);
+    }
+    assert!((1..=3).all(|job| world.outcome(0, job) == Outcome::TimedOut));
+}
+
+#[test]
 fn a_load_that_was_never_sent_ends_at_its_deadline_without_a_word() {
     let mut world = World::new(1, TransportKind::Nixl);
-    let timeouts = RequestTimeouts { load: Some(seconds(2)), lookup: None };
+    let timeouts = RequestTimeouts { load: Some(seconds(2)), ..RequestTimeouts::default() };
     let request = world.request_with(0, pd_from("r", PEER), timeouts).unwrap();
     world.load(0, request, 1, &[1], &[40]);
     world.advance(seconds(2));

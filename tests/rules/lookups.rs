@@ -144,16 +144,56 @@ fn a_lookup_flushed_before_the_handshake_counts_its_time_from_the_end_of_that() 
     assert!(world.failure(0, request).is_some());
 }
 
+fn with_lookup_time(world: &mut World, id: &str) -> RequestId {
+    let timeouts = RequestTimeouts { lookup: Some(seconds(2)), ..RequestTimeouts::default() };
+    world.request_with(0, symmetric_from(id, PEER), timeouts).unwrap()
+}
+
 #[test]
-fn a_request_can_have_a_lookup_deadline_of_its_own() {
-    let (mut world, _, _) = ready();
-    let timeouts = RequestTimeouts { lookup: Some(seconds(2)), load: None };
-    let quick = world.request_with(0, symmetric_from("quick", PEER), timeouts).unwrap();
+fn lookups_past_the_requests_own_deadline_are_misses_and_nobody_else_is_harmed() {
+    let (mut world, peer, other) = ready();
+    let quick = with_lookup_time(&mut world, "quick");
+    world.lookup(0, other, &[1]);
     world.lookup(0, quick, &[1]);
     world.flush(0);
-    world.advance(seconds(2));
-    let (_, detail) = world.failure(0, quick).unwrap();
+    world.advance(seconds(1));
+    world.lookup(0, quick, &[2]);
+    world.flush(0);
+    world.advance(millis(999));
+    assert_eq!(world.lookup(0, quick, &[1, 2]), [LookupState::Retry; 2]);
+    world.advance(millis(1));
+    assert_eq!(world.lookup(0, quick, &[1, 2]), [LookupState::Miss, LookupState::Retry], "each its own time");
+    peer.lookup_resp(&mut world, "quick", &[2], &[true]);
+    peer.lookup_resp(&mut world, "quick", &[1], &[true]);
+    assert_eq!(
+        world.lookup(0, quick, &[1, 2]),
+        [LookupState::Miss, LookupState::Hit],
+        "too late for the first"
+    );
+    let (outcome, detail) = world.failure(0, quick).unwrap();
+    assert_eq!(outcome, Outcome::TimedOut);
     assert!(detail.contains("2s"), "names the time that was waited: {detail}");
+    assert!(world.failure(0, other).is_none());
+    peer.lookup_resp(&mut world, "r", &[1], &[true]);
+    assert_eq!(world.lookup(0, other, &[1]), [LookupState::Hit]);
+    // The peer may have pinned what it answered too late.
+    world.finish(0, quick);
+    let Message::Fetch(end) = world.last_sent(0, "fetch") else { unreachable!() };
+    assert!(end.keys.is_empty());
+    world.finish(0, other);
+    world.check_rest();
+}
+
+#[test]
+fn the_requests_own_lookup_deadline_holds_before_the_peer_was_ever_heard_too() {
+    let mut world = World::new(1, TransportKind::Tcp);
+    let quick = with_lookup_time(&mut world, "quick");
+    world.lookup(0, quick, &[1]);
+    world.flush(0);
+    world.advance(millis(1_999));
+    assert_eq!(world.lookup(0, quick, &[1]), [LookupState::Retry]);
+    world.advance(millis(1));
+    assert_eq!(world.lookup(0, quick, &[1]), [LookupState::Miss]);
 }
 
 #[test]

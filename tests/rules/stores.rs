@@ -2,7 +2,9 @@
 
 use p2pkv::protocol::config::TransportKind;
 use p2pkv::protocol::error::ErrorKind;
+use p2pkv::protocol::ids::RequestId;
 use p2pkv::protocol::job::{OffloadPolicy, Outcome};
+use p2pkv::protocol::manager::RequestTimeouts;
 use p2pkv::protocol::params::{ProducerRole, Roles};
 
 use crate::world::*;
@@ -54,6 +56,51 @@ fn the_first_fetch_binds_the_id_and_replays_parked_stores() {
     world.finish(0, request);
     world.finish(1, producer);
     world.check_rest();
+}
+
+fn producer_with_store_time(world: &mut World, timeout: u64) -> RequestId {
+    let timeouts = RequestTimeouts { store: Some(seconds(timeout)), ..RequestTimeouts::default() };
+    world.request_with(1, producer_of("r"), timeouts).unwrap()
+}
+
+#[test]
+fn a_stores_own_deadline_counts_from_its_submission_parked_or_not() {
+    for fetched in [false, true] {
+        let mut world = World::two();
+        let producer = producer_with_store_time(&mut world, 3);
+        world.store(1, producer, 1, &[1]);
+        world.advance(seconds(2));
+        if fetched {
+            let request = world.pd(0, "r", 1);
+            world.load(0, request, 9, &[1, 2], &[40, 41]);
+            world.run();
+        }
+        world.advance(millis(999));
+        assert!(world.is_open(1, 1));
+        world.advance(millis(1));
+        let expected = if fetched { Outcome::TimedOut } else { Outcome::NotFetched };
+        assert_eq!(world.outcome(1, 1), expected);
+        if fetched {
+            world.run();
+            assert_eq!(world.outcome(0, 9), Outcome::NotSupplied, "refused as soon as it is known");
+        }
+    }
+}
+
+#[test]
+fn the_first_deadline_among_the_stores_of_a_round_ends_it() {
+    let mut world = World::two();
+    let producer = producer_with_store_time(&mut world, 20);
+    let request = world.pd(0, "r", 1);
+    world.load(0, request, 9, &[1, 2, 3], &[40, 41, 42]);
+    world.run();
+    world.store(1, producer, 1, &[1]);
+    world.nodes[1].manager.set_job_timeouts(producer, None, Some(seconds(4))).unwrap();
+    world.store(1, producer, 2, &[2]);
+    world.advance(millis(3_999));
+    assert!(world.is_open(1, 1) && world.is_open(1, 2));
+    world.advance(millis(1));
+    assert_eq!((world.outcome(1, 1), world.outcome(1, 2)), (Outcome::TimedOut, Outcome::TimedOut));
 }
 
 #[test]

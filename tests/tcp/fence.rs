@@ -17,6 +17,7 @@ fn reader_with_writer() -> (Side, RawWriter) {
 fn send_blocks(writer: &mut RawWriter, transfer: u64, load: Option<u64>, destinations: &[u32], byte: u8) {
     writer.send(&frame(transfer, load, LEN, destinations));
     writer.send(&vec![byte; LEN * destinations.len()]);
+    writer.send(WHOLE);
 }
 
 fn assert_untouched(reader: &Side) {
@@ -84,6 +85,7 @@ fn two_frames_in_flight_cannot_share_a_block() {
     send_blocks(&mut second, 8, Some(1), &[0], 2);
     assert_eq!(second.ack(), (4, 8, 0));
     first.send(&vec![1; LEN / 2]);
+    first.send(WHOLE);
     assert_eq!(first.ack(), (0, 7, 0));
     assert!(reader.block(0).iter().all(|byte| *byte == 1));
 }
@@ -100,6 +102,7 @@ fn after_a_disarm_in_the_middle_of_a_block_not_one_more_byte_lands() {
     }
     let at_disarm = reader.block(3);
     writer.send(&vec![2; LEN / 2 + LEN]);
+    writer.send(WHOLE);
     assert_eq!(writer.ack(), (5, 7, 0));
     assert!(reader.block(3) == at_disarm);
     assert!(reader.block(5).iter().all(|byte| *byte == 0xEE));
@@ -180,4 +183,28 @@ fn a_load_has_landed_when_its_last_armed_block_is_in_and_not_before() {
     assert_eq!(writer.ack(), (0, 9, 0));
     assert_eq!((reader.settle(), reader.landed.as_slice()), (vec![], &[LoadToken(1)][..]));
     assert_eq!(reader.transport.disarm(LoadToken(1)), Disarm::Done);
+}
+
+#[test]
+fn a_frame_that_was_withdrawn_does_not_count_as_landed() {
+    let (mut reader, mut writer) = reader_with_writer();
+    reader.arm(1, &[0, 1]);
+    send_blocks(&mut writer, 7, Some(1), &[0], 1);
+    assert_eq!(writer.ack(), (0, 7, 0));
+    writer.send(&frame(8, Some(1), LEN, &[1]));
+    writer.send(&vec![0; LEN]);
+    writer.send(WITHDRAWN);
+    assert_eq!(writer.ack(), (6, 8, 0));
+    assert_eq!((reader.settle(), reader.landed.as_slice()), (vec![], &[][..]));
+}
+
+#[test]
+fn a_frame_that_ends_in_anything_else_ends_the_connection() {
+    let (mut reader, mut writer) = reader_with_writer();
+    reader.arm(1, &[0]);
+    writer.send(&frame(7, Some(1), LEN, &[0]));
+    writer.send(&vec![0; LEN]);
+    writer.send(b"kvFR");
+    assert!(writer.is_closed_by_peer());
+    assert_eq!((reader.settle(), reader.landed.as_slice()), (vec![], &[][..]));
 }

@@ -6,8 +6,10 @@ use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::os::fd::AsRawFd;
 use std::time::{Duration, Instant};
 
+use p2pkv::data::same_host::{RegionFile, SharedMemory};
 use p2pkv::data::tcp::{TcpConfig, TcpTransport};
 use p2pkv::data::{DataEvent, DataTransport, PeerOffer, Region};
+use p2pkv::protocol::config::Reach;
 use p2pkv::protocol::ids::{BlockIndex, BlockPair, LoadToken, SessionId, TransferId};
 
 pub const BOUND: Duration = Duration::from_secs(20);
@@ -18,7 +20,7 @@ pub const TOKEN: &[u8] = b"a token of sixteen or more bytes";
 pub struct Side {
     // Before the memory: dropped first.
     pub transport: TcpTransport,
-    memory: Box<[u8]>,
+    _memory: Box<dyn std::any::Any>,
     base: *mut u8,
     pub block_len: usize,
     pub num_blocks: u32,
@@ -39,10 +41,36 @@ impl Side {
     pub fn with(block_len: usize, num_blocks: u32, config: &TcpConfig) -> Side {
         let mut memory = vec![0; block_len * num_blocks as usize].into_boxed_slice();
         let base = memory.as_mut_ptr();
+        Side::over(base, Box::new(memory), None, (block_len, num_blocks), config)
+    }
+
+    /// With a region that others can map.
+    pub fn shared(block_len: usize, num_blocks: u32) -> Side {
+        let bytes = block_len * num_blocks as usize;
+        let memory = SharedMemory::new(bytes, false).unwrap();
+        let base = memory.start() as u64;
+        let (file, offset) = memory.holds(base, bytes as u64).unwrap();
+        let file = RegionFile::of(file, offset, base, bytes as u64).unwrap();
+        let start = memory.start().cast();
+        let config = TcpConfig { streams: 1, ..loopback() };
+        Side::over(start, Box::new(memory), Some(file), (block_len, num_blocks), &config)
+    }
+
+    fn over(
+        base: *mut u8,
+        memory: Box<dyn std::any::Any>,
+        file: Option<RegionFile>,
+        (block_len, num_blocks): (usize, u32),
+        config: &TcpConfig,
+    ) -> Side {
         // SAFETY: the memory lives in the same struct and is dropped after the transport.
         let region = unsafe { Region::new(base, num_blocks, block_len) }.unwrap();
-        let transport = TcpTransport::new(region, config).unwrap();
-        Side { transport, memory, base, block_len, num_blocks, landed: Vec::new(), seen: Vec::new() }
+        let transport = TcpTransport::with_file(region, config, file).unwrap();
+        Side { transport, _memory: memory, base, block_len, num_blocks, landed: Vec::new(), seen: Vec::new() }
+    }
+
+    fn bytes(&self) -> usize {
+        self.block_len * self.num_blocks as usize
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -55,7 +83,7 @@ impl Side {
 
     /// Different bytes at every place, and for every `salt`.
     pub fn paint(&mut self, salt: u64) {
-        for index in 0..self.memory.len() {
+        for index in 0..self.bytes() {
             let mixed = (index as u64 + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(salt << 7);
             // SAFETY: inside the memory.
             unsafe { self.base.add(index).write_volatile((mixed >> 29) as u8) };
@@ -64,7 +92,7 @@ impl Side {
 
     pub fn fill(&mut self, byte: u8) {
         // SAFETY: the whole memory, which nobody writes at this time.
-        unsafe { self.base.write_bytes(byte, self.memory.len()) };
+        unsafe { self.base.write_bytes(byte, self.bytes()) };
     }
 
     pub fn byte(&self, block: u32, offset: usize) -> u8 {
@@ -157,7 +185,7 @@ pub fn done(transfer: u64) -> DataEvent {
 }
 
 pub fn offer_at(addresses: Vec<SocketAddr>, token: &[u8]) -> PeerOffer {
-    PeerOffer::Tcp { addresses, token: token.to_vec(), num_blocks: u64::MAX }
+    PeerOffer::Tcp { addresses, token: token.to_vec(), num_blocks: u64::MAX, same_host: false }
 }
 
 /// `writer` can write to `reader` when this returns.
@@ -165,7 +193,23 @@ pub fn connect(writer: &mut Side, reader: &mut Side) {
     reader.transport.expect_peer(SESSION, TOKEN);
     let offer = reader.offer(TOKEN);
     writer.transport.register_peer(SESSION, offer);
-    assert_eq!(writer.next_event(), DataEvent::PeerRegistered { session: SESSION });
+    assert_eq!(writer.next_event(), DataEvent::PeerRegistered { session: SESSION, reach: Reach::Stream });
+}
+
+/// As `connect`, between processes of one host; gives how the reader gets at the writer's blocks.
+pub fn connect_on_this_host(writer: &mut Side, reader: &mut Side) -> Reach {
+    reader.transport.expect_peer(SESSION, TOKEN);
+    let offer = PeerOffer::Tcp {
+        addresses: vec![reader.address()],
+        token: TOKEN.to_vec(),
+        num_blocks: u64::MAX,
+        same_host: true,
+    };
+    writer.transport.register_peer(SESSION, offer);
+    match writer.next_event() {
+        DataEvent::PeerRegistered { session: SESSION, reach } => reach,
+        other => panic!("expected that the peer is registered, got {other:?}"),
+    }
 }
 
 pub fn connected(block_len: usize, num_blocks: u32) -> (Side, Side) {
@@ -233,6 +277,10 @@ pub fn frame(transfer: u64, load: Option<u64>, block_len: usize, destinations: &
     bytes.extend(destinations.iter().flat_map(|index| index.to_le_bytes()));
     bytes
 }
+
+/// What follows the bytes of a frame's blocks.
+pub const WHOLE: &[u8; 4] = b"kvOK";
+pub const WITHDRAWN: &[u8; 4] = b"kvNO";
 
 impl RawWriter {
     pub fn open(reader: &Side) -> RawWriter {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::harness::*;
 use p2pkv::data::tcp::{TcpConfig, TcpTransport};
 use p2pkv::data::{DataEvent, DataTransport, PeerOffer, Region};
+use p2pkv::protocol::config::Reach;
 use p2pkv::protocol::error::ErrorKind;
 use p2pkv::protocol::ids::{BlockIndex, BlockPair, LoadToken, SessionId, TransferId};
 
@@ -31,7 +32,7 @@ impl StuckReceiver {
         writer.transport.register_peer(SESSION, offer);
         let mut receiver = StuckReceiver { listener, streams: Vec::new() };
         (0..streams).for_each(|_| receiver.accept());
-        assert_eq!(writer.next_event(), DataEvent::PeerRegistered { session: SESSION });
+        assert_eq!(writer.next_event(), DataEvent::PeerRegistered { session: SESSION, reach: Reach::Stream });
         receiver
     }
 
@@ -74,7 +75,7 @@ fn a_peer_that_stops_reading_keeps_only_its_own_transfers_waiting() {
     reader.transport.expect_peer(OTHER, TOKEN);
     let offer = reader.offer(TOKEN);
     writer.transport.register_peer(OTHER, offer);
-    assert_eq!(writer.next_event(), DataEvent::PeerRegistered { session: OTHER });
+    assert_eq!(writer.next_event(), DataEvent::PeerRegistered { session: OTHER, reach: Reach::Stream });
     reader.transport.arm(OTHER, LoadToken(9), &[BlockIndex(3)]);
     let pair = BlockPair { local: BlockIndex(5), remote: BlockIndex(3) };
     writer.transport.write(OTHER, TransferId(1000), Some(LoadToken(9)), &[pair]);
@@ -97,21 +98,58 @@ fn a_peer_that_takes_no_byte_for_too_long_is_taken_for_dead() {
     assert_eq!(writer.settle(), []);
 }
 
-#[test]
-fn a_cancelled_transfer_that_has_not_begun_ends_at_once() {
-    let mut writer = Side::new(1 << 20, 64);
-    let _stuck = StuckReceiver::register(&mut writer, 1 + 1);
-    writer.write(1, 0, &all_blocks(64));
-    writer.write(2, 0, &all_blocks(64));
-    assert_eq!(writer.settle(), []);
-    writer.transport.cancel(&[TransferId(2), TransferId(77)]);
-    assert_eq!(writer.failure_of(2), ("cancelled".to_owned(), false));
-    writer.transport.cancel(&[TransferId(1)]);
-    assert_eq!(writer.settle(), [], "a frame of transfer 1 has begun: it has to end first");
+/// One frame as the stuck receiver reads it in the end: its transfer, its bytes, and whether they are the blocks'.
+fn read_frame(stream: &mut TcpStream) -> (u64, Vec<u8>, bool) {
+    let mut header = [0; 40];
+    stream.read_exact(&mut header).unwrap();
+    assert_eq!(&header[..4], b"kvFR");
+    let number = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
+    let blocks = u32::from_le_bytes(header[24..28].try_into().unwrap());
+    stream.read_exact(&mut vec![0; blocks as usize * 4]).unwrap();
+    let mut bytes = vec![0; usize::try_from(number(32)).unwrap()];
+    stream.read_exact(&mut bytes).unwrap();
+    let mut tail = [0; 4];
+    stream.read_exact(&mut tail).unwrap();
+    (number(8), bytes, &tail == WHOLE)
 }
 
 #[test]
-fn a_cancelled_transfer_that_has_begun_ends_with_its_frames() {
+fn a_cancelled_transfer_ends_at_once_and_its_blocks_are_not_read_any_more() {
+    let mut writer = Side::with(1 << 20, 64, &TcpConfig { streams: 1, ..loopback() });
+    writer.fill(0x11);
+    let mut stuck = StuckReceiver::register(&mut writer, 1);
+    writer.write(1, 0, &all_blocks(64));
+    writer.write(2, 0, &all_blocks(64));
+    assert_eq!(writer.settle(), []);
+    writer.transport.cancel(&[TransferId(2), TransferId(77), TransferId(1)]);
+    assert_eq!(writer.failure_of(2), ("cancelled".to_owned(), false));
+    assert_eq!(writer.failure_of(1), ("cancelled".to_owned(), false));
+    assert_eq!(writer.settle(), []);
+    // The blocks get other bytes: none of them may follow in the frames that had begun.
+    writer.fill(0xEE);
+    writer.write(3, 0, &[(9, 9)]);
+    let stream = &mut stuck.streams[0];
+    let mut filler = 0;
+    loop {
+        let (transfer, bytes, whole) = read_frame(stream);
+        stream.write_all(&ack(transfer)).unwrap();
+        if transfer == 3 {
+            assert!(whole && bytes.iter().all(|byte| *byte == 0xEE));
+            break;
+        }
+        assert_eq!(transfer, 1, "nothing of transfer 2 had begun");
+        let of_blocks = bytes.iter().take_while(|byte| **byte == 0x11).count();
+        assert!(bytes[of_blocks..].iter().all(|byte| *byte == 0), "new bytes of the blocks were sent");
+        assert!(!whole || of_blocks == bytes.len(), "filler passed for the blocks");
+        filler += bytes.len() - of_blocks;
+    }
+    assert!(filler > 0, "a frame was cut in the middle");
+    assert_eq!(writer.next_event(), done(3));
+    assert_eq!(writer.settle(), []);
+}
+
+#[test]
+fn cancelled_transfers_do_no_harm_to_the_streams_they_were_on() {
     let (mut writer, mut reader) = connected(1 << 20, 64);
     writer.paint(3);
     let blocks: Vec<u32> = (0..64).collect();
@@ -129,6 +167,10 @@ fn a_cancelled_transfer_that_has_begun_ends_with_its_frames() {
         reader.transport.disarm(LoadToken(round));
     }
     assert_eq!(writer.settle(), []);
+    reader.arm(100, &blocks);
+    writer.write(100, 100, &all_blocks(64));
+    assert_eq!(writer.next_event(), done(100));
+    assert!(blocks.iter().all(|block| reader.block(*block) == writer.block(*block)));
 }
 
 #[test]
@@ -269,7 +311,7 @@ fn addresses_are_tried_in_order_and_all_failures_are_named() {
     let (mut writer, mut reader) = (Side::new(4096, 2), Side::new(4096, 2));
     reader.transport.expect_peer(SESSION, TOKEN);
     writer.transport.register_peer(SESSION, offer_at(vec![closed, reader.address()], TOKEN));
-    assert_eq!(writer.next_event(), DataEvent::PeerRegistered { session: SESSION });
+    assert_eq!(writer.next_event(), DataEvent::PeerRegistered { session: SESSION, reach: Reach::Stream });
     writer.transport.register_peer(OTHER, offer_at(vec![closed, reader.address()], b"wrong"));
     let DataEvent::PeerRefused { reason, .. } = writer.next_event() else { panic!("not refused") };
     for part in [closed.to_string(), reader.address().to_string(), "refused".into(), "token".into()] {
@@ -309,7 +351,7 @@ fn a_thousand_peers_that_come_and_go_leave_no_descriptor() {
         reader.transport.expect_peer(session, &token);
         let offer = reader.offer(&token);
         writer.transport.register_peer(session, offer);
-        assert_eq!(writer.next_event(), DataEvent::PeerRegistered { session });
+        assert_eq!(writer.next_event(), DataEvent::PeerRegistered { session, reach: Reach::Stream });
         if number % 2 == 0 {
             writer.transport.drop_peer(session);
             reader.transport.drop_peer(session);

@@ -140,6 +140,7 @@ fn hellos_and_frames_may_come_in_pieces() {
     assert_eq!(writer.answer(), (0, 0));
     let mut bytes = frame(7, Some(1), 64, &[1]);
     bytes.extend(0..64);
+    bytes.extend(WHOLE);
     writer.send_in_pieces(&bytes);
     assert_eq!(writer.ack(), (0, 7, 0));
     assert!(reader.block(1).into_iter().eq(0..64));

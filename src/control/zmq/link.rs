@@ -151,6 +151,10 @@ impl Link {
         })
     }
 
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
     pub fn connect(&self) -> Result<(), String> {
         let State::Open { dealer, .. } = &self.state else { return Ok(()) };
         dealer

@@ -31,16 +31,39 @@ const READY_BATCH: usize = 64;
 /// ```text
 ///   dial ──▶ Resolving ──▶ Waiting ──▶ Linked ──▶ Lost
 ///               └────────────┴──────────────────────▲
-///   Waiting: the peer's earlier link is not closed yet. Lost: its event was given; only close is left.
+///   Waiting: the peer's earlier link is not closed yet. Lost: its event was given; a last word and close are left.
 ///   A session closed while Waiting is Parting until its link can be made, carries what was queued, and ends; or until
-///   another session wants the link.
+///   another session wants the link. So is one that was Linked and got a last word when it was Lost: the peer may be well
+///   and not know.
 /// ```
 enum Stage {
-    Resolving { ticket: Ticket, queued: Backlog },
-    Waiting { address: SocketAddr, queued: Backlog },
-    Parting { address: SocketAddr, queued: Backlog, linger: Duration },
-    Linked { link: usize },
-    Lost,
+    Resolving {
+        ticket: Ticket,
+        queued: Backlog,
+    },
+    Waiting {
+        address: SocketAddr,
+        queued: Backlog,
+    },
+    Parting {
+        address: SocketAddr,
+        queued: Backlog,
+        linger: Duration,
+    },
+    Linked {
+        link: usize,
+    },
+    /// `address`: where the peer was reached, if it was. `queued`: the one thing that it is still to be told.
+    Lost {
+        address: Option<SocketAddr>,
+        queued: Backlog,
+    },
+}
+
+impl Stage {
+    fn lost(address: Option<SocketAddr>) -> Stage {
+        Stage::Lost { address, queued: Backlog::default() }
+    }
 }
 
 struct Session {
@@ -123,7 +146,7 @@ impl ZmqSender {
                 self.sessions.insert(session, Session { peer, stage });
             }
             Err(reason) => {
-                self.sessions.insert(session, Session { peer, stage: Stage::Lost });
+                self.sessions.insert(session, Session { peer, stage: Stage::lost(None) });
                 self.events.push(ControlEvent::Unresolvable { session, reason });
             }
         }
@@ -146,7 +169,7 @@ impl ZmqSender {
                 self.want_link(session, peer);
             }
             Err(reason) => {
-                entry.stage = Stage::Lost;
+                entry.stage = Stage::lost(None);
                 self.events.push(ControlEvent::Unresolvable { session, reason });
             }
         }
@@ -176,6 +199,20 @@ impl ZmqSender {
         });
     }
 
+    /// Queues for a link of its own. A session that waits for one tells the peer more than the parting one could.
+    fn part_anew(&mut self, session: SessionId, peer: PeerId, parting: Stage) {
+        self.give_up_parting(&peer);
+        let is_wanted = self.slots.get(&peer).is_some_and(|slot| !slot.waiting.is_empty());
+        if is_wanted {
+            return;
+        }
+        self.sessions.insert(session, Session { peer: peer.clone(), stage: parting });
+        match self.slots.get_mut(&peer) {
+            Some(slot) => slot.waiting.push_back(session),
+            None => self.fill_slot(peer, VecDeque::from([session])),
+        }
+    }
+
     /// Gives the peer's free slot to the first of `waiting` that still wants it and can be linked.
     fn fill_slot(&mut self, peer: PeerId, mut waiting: VecDeque<SessionId>) {
         while let Some(session) = waiting.pop_front() {
@@ -192,7 +229,7 @@ impl ZmqSender {
         let (address, queued, linger) = match &mut entry.stage {
             Stage::Waiting { address, queued } => (*address, std::mem::take(queued), None),
             Stage::Parting { address, queued, linger } => (*address, std::mem::take(queued), Some(*linger)),
-            Stage::Resolving { .. } | Stage::Linked { .. } | Stage::Lost => return None,
+            Stage::Resolving { .. } | Stage::Linked { .. } | Stage::Lost { .. } => return None,
         };
         match self.open_link(session, peer, address) {
             Ok(id) => {
@@ -245,11 +282,18 @@ impl ZmqSender {
     /// Tells once that the session's connection is lost, and ends it.
     fn lose(&mut self, session: SessionId, reason: String) {
         let Some(entry) = self.sessions.get_mut(&session) else { return };
-        match std::mem::replace(&mut entry.stage, Stage::Lost) {
-            Stage::Lost => return,
+        match std::mem::replace(&mut entry.stage, Stage::lost(None)) {
+            lost @ Stage::Lost { .. } => {
+                entry.stage = lost;
+                return;
+            }
             // Its session is closed: nobody is left to tell.
             Stage::Parting { .. } => return drop(self.sessions.remove(&session)),
-            Stage::Linked { link } => self.ended_links.push((link, Duration::ZERO)),
+            Stage::Linked { link } => {
+                let address = self.links.get(&link).map(Link::address);
+                entry.stage = Stage::lost(address);
+                self.ended_links.push((link, Duration::ZERO));
+            }
             Stage::Resolving { ticket, .. } => drop(self.resolving.remove(&ticket)),
             Stage::Waiting { .. } => {}
         }
@@ -261,7 +305,7 @@ impl ZmqSender {
         match stage {
             Stage::Linked { link } => self.close_link(now, *link, linger),
             Stage::Resolving { ticket, .. } => drop(self.resolving.remove(ticket)),
-            Stage::Waiting { .. } | Stage::Parting { .. } | Stage::Lost => {}
+            Stage::Waiting { .. } | Stage::Parting { .. } | Stage::Lost { .. } => {}
         }
     }
 
@@ -389,7 +433,7 @@ impl ControlSender for ZmqSender {
                 let peer = peer.clone();
                 self.dial(now, session, &peer);
             }
-            Some(Session { stage: Stage::Parting { .. } | Stage::Lost, .. }) | None => {
+            Some(Session { stage: Stage::Parting { .. } | Stage::Lost { .. }, .. }) | None => {
                 log::debug!("session {session} has no connection to redial");
             }
         }
@@ -406,7 +450,12 @@ impl ControlSender for ZmqSender {
                 let most = self.options.send_queue + self.options.send_backlog;
                 queued.push(payload, most).map_err(|waiting| full_queue(&waiting))
             }
-            Stage::Parting { .. } | Stage::Lost => Ok(()),
+            Stage::Lost { address: Some(_), queued } => {
+                // Whatever comes after the first word is out of place.
+                let _ = queued.push(payload, 1);
+                Ok(())
+            }
+            Stage::Parting { .. } | Stage::Lost { .. } => Ok(()),
         };
         if let Err(reason) = sent {
             self.lose(session, reason);
@@ -423,6 +472,9 @@ impl ControlSender for ZmqSender {
                 self.give_up_parting(&peer);
                 let stage = Stage::Parting { address, queued, linger };
                 self.sessions.insert(session, Session { peer, stage });
+            }
+            Stage::Lost { address: Some(address), queued } if !linger.is_zero() && !queued.is_empty() => {
+                self.part_anew(session, peer, Stage::Parting { address, queued, linger });
             }
             stage => self.end_stage(now, &stage, linger),
         }

@@ -6,12 +6,13 @@
 //!      on a Unix socket also   handover magic[4] flags:u32 base_addr:u64 file_offset:u64 num_blocks:u32 reserved:u32
 //! receiver → writer   answer   magic[4] code:u32 value:u64                     code 0 = accepted, value: see `Reach`
 //! writer → receiver   frame    magic[4] flags:u32 transfer:u64 load:u64 blocks:u32 reserved:u32 bytes:u64
-//!                              destination:u32 × blocks, then bytes = blocks × block_len;
-//!                              where the receiver pulls, instead of the bytes: source:u32 × blocks
+//!                              destination:u32 × blocks, then bytes = blocks × block_len, tail[4];
+//!                              where the receiver pulls, instead of bytes and tail: source:u32 × blocks
 //! receiver → writer   ack      magic[4] code:u32 transfer:u64 value:u64        code 0 = landed
 //! ```
 //!
-//! Acks come in the order of the frames, one for each.
+//! Acks come in the order of the frames, one for each. The tail says whether the bytes before it are those of the blocks: a
+//! frame whose transfer was given up on the way is filled up with others.
 
 use std::fmt;
 
@@ -35,6 +36,11 @@ const FLAG_HAS_LOAD: u32 = 1;
 /// The receiver pulls the blocks from where the second table says.
 const FLAG_PULL: u32 = 2;
 const INDEX_LEN: usize = 4;
+
+/// What ends a frame that brings bytes.
+pub(super) type Tail = [u8; 4];
+pub(super) const TAIL_WHOLE: Tail = *b"kvOK";
+pub(super) const TAIL_WITHDRAWN: Tail = *b"kvNO";
 
 /// Bytes that are not what the protocol says.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -346,6 +352,11 @@ impl FrameHeader {
         u64::from(self.blocks) * block_len as u64
     }
 
+    /// Everything behind the tables.
+    pub fn body_len(&self, block_len: usize) -> u64 {
+        if self.pull { 0 } else { self.payload_len(block_len) + size_of::<Tail>() as u64 }
+    }
+
     /// The receiver's blocks, from the given position on.
     pub fn destinations<'t>(
         &self,
@@ -382,15 +393,17 @@ pub(super) enum FrameRefusal {
     NamesNoLoad,
     OtherSession,
     UnknownLoad,
+    /// The writer gave the transfer up in the middle of the frame.
+    Withdrawn,
     Other {
         code: u32,
     },
 }
 
 impl FrameRefusal {
-    /// The consumer gave the load up; its own message about that may still be on the way.
+    /// One of both gave the load up; its own message about that may still be on the way.
     pub fn is_of_an_ended_load(self) -> bool {
-        matches!(self, FrameRefusal::Disarmed | FrameRefusal::UnknownLoad)
+        matches!(self, FrameRefusal::Disarmed | FrameRefusal::UnknownLoad | FrameRefusal::Withdrawn)
     }
 
     fn to_wire(self) -> (u32, u64) {
@@ -400,6 +413,7 @@ impl FrameRefusal {
             FrameRefusal::OtherSession => (3, 0),
             FrameRefusal::BlockClosed { block } => (4, u64::from(block.0)),
             FrameRefusal::Disarmed => (5, 0),
+            FrameRefusal::Withdrawn => (6, 0),
             FrameRefusal::Other { code } => (code, 0),
         }
     }
@@ -411,6 +425,7 @@ impl FrameRefusal {
             (3, _) => FrameRefusal::OtherSession,
             (4, Ok(block)) => FrameRefusal::BlockClosed { block: BlockIndex(block) },
             (5, _) => FrameRefusal::Disarmed,
+            (6, _) => FrameRefusal::Withdrawn,
             (code, _) => FrameRefusal::Other { code },
         }
     }
@@ -426,6 +441,7 @@ impl fmt::Display for FrameRefusal {
             FrameRefusal::NamesNoLoad => f.write_str("the frame names no load"),
             FrameRefusal::OtherSession => f.write_str("the load belongs to another session"),
             FrameRefusal::UnknownLoad => f.write_str("the load has ended or never was"),
+            FrameRefusal::Withdrawn => f.write_str("the writer gave the transfer up"),
             FrameRefusal::Other { code } => write!(f, "the receiver gave code {code}"),
         }
     }
@@ -518,6 +534,7 @@ mod tests {
             FrameRefusal::NamesNoLoad,
             FrameRefusal::OtherSession,
             FrameRefusal::UnknownLoad,
+            FrameRefusal::Withdrawn,
             FrameRefusal::Other { code: 99 },
         ];
         for verdict in frame.into_iter().map(Err).chain([Ok(())]) {

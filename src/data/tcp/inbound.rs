@@ -16,8 +16,8 @@
 use std::sync::Arc;
 
 use super::fence::{Access, ArmedLoad, Fence};
-use super::frame::{Ack, FrameHeader, FrameRefusal};
-use super::io_vectors::{Moved, Place, discard};
+use super::frame::{Ack, FrameHeader, FrameRefusal, TAIL_WHOLE, TAIL_WITHDRAWN, Tail};
+use super::io_vectors::{Body, Moved, Place, discard};
 use super::reactor::{Connection, Fill, Outbox, Reactor, fill};
 use super::sys::{Interest, Readiness, set_receive_low_water};
 use crate::data::DataEvent;
@@ -35,11 +35,30 @@ const LOW_WATER: usize = 256 << 10;
 const MAX_WAITING_ACKS: usize = 256 * Ack::LEN;
 
 enum State {
-    Header { bytes: [u8; FrameHeader::LEN], got: usize },
-    Table { header: FrameHeader, got: usize },
-    Landing { header: FrameHeader, load: Arc<ArmedLoad>, place: Place },
-    Pulling { header: FrameHeader, load: Arc<ArmedLoad>, place: Place },
-    Discarding { header: FrameHeader, refusal: FrameRefusal, left: u64 },
+    Header {
+        bytes: [u8; FrameHeader::LEN],
+        got: usize,
+    },
+    Table {
+        header: FrameHeader,
+        got: usize,
+    },
+    /// `got`: of the bytes of the blocks and the tail.
+    Landing {
+        header: FrameHeader,
+        load: Arc<ArmedLoad>,
+        got: u64,
+    },
+    Pulling {
+        header: FrameHeader,
+        load: Arc<ArmedLoad>,
+        place: Place,
+    },
+    Discarding {
+        header: FrameHeader,
+        refusal: FrameRefusal,
+        left: u64,
+    },
 }
 
 const AT_FRAME_START: State = State::Header { bytes: [0; FrameHeader::LEN], got: 0 };
@@ -76,6 +95,7 @@ pub(super) struct Inbound {
     source: Option<Source>,
     /// Tables of the current frame, as received.
     table: Vec<u8>,
+    tail: Tail,
     acks: Outbox,
     /// What the socket was told last.
     low_water: usize,
@@ -90,6 +110,7 @@ impl Inbound {
             state: AT_FRAME_START,
             source,
             table: Vec::new(),
+            tail: [0; 4],
             acks: Outbox::default(),
             low_water: 1,
         }
@@ -129,7 +150,7 @@ impl Inbound {
     fn set_low_water(&mut self, block_len: usize) -> std::io::Result<()> {
         let left = match &self.state {
             State::Header { .. } | State::Table { .. } | State::Pulling { .. } => 1,
-            State::Landing { header, place, .. } => left_after(*place, *header, block_len),
+            State::Landing { header, got, .. } => header.body_len(block_len).saturating_sub(*got),
             State::Discarding { left, .. } => *left,
         };
         let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(LOW_WATER);
@@ -184,10 +205,10 @@ impl Inbound {
         }
         match fence.admit(self.session, header.load, header.destinations(&self.table, 0)) {
             Ok(load) if header.pull => self.state = State::Pulling { header, load, place: Place::default() },
-            Ok(load) => self.state = State::Landing { header, load, place: Place::default() },
+            Ok(load) => self.state = State::Landing { header, load, got: 0 },
             Err(refusal) if header.pull => self.acknowledge(header, Err(refusal)),
             Err(refusal) => {
-                self.state = State::Discarding { header, refusal, left: header.payload_len(block_len) };
+                self.state = State::Discarding { header, refusal, left: header.body_len(block_len) };
             }
         }
         Ok(Step::Moved(self.table.len()))
@@ -232,11 +253,23 @@ impl Inbound {
 
     /// Reads straight into the blocks. Whether the fence is open is asked for each read anew.
     fn land(&mut self, budget: usize, reactor: &mut Reactor, fence: &Fence) -> Result<Step, End> {
-        let State::Landing { header, load, place } = &mut self.state else { return Ok(Step::Moved(0)) };
+        let State::Landing { header, load, got } = &mut self.state else { return Ok(Step::Moved(0)) };
         let (header, block_len) = (*header, reactor.block_len());
+        let (payload, body) = (header.payload_len(block_len), header.body_len(block_len));
         let access = load.write_while_armed(|| {
+            let done = usize::try_from((*got).min(payload)).unwrap_or(usize::MAX);
+            let place = Place::at(done, block_len);
             let blocks = header.destinations(&self.table, place.block);
-            reactor.vectors.receive(&self.connection.socket, blocks, place.offset, budget)
+            let of_tail = usize::try_from(*got - done as u64).unwrap_or(usize::MAX);
+            let left = usize::try_from(payload - done as u64).unwrap_or(usize::MAX);
+            let tail = self.tail.get_mut(of_tail..).unwrap_or_default();
+            reactor.vectors.receive(
+                &self.connection.socket,
+                blocks,
+                place.offset,
+                Body { left, tail },
+                budget,
+            )
         });
         let (received, open) = match access {
             Access::Wrote(received) => (received, true),
@@ -246,21 +279,43 @@ impl Inbound {
                 (received, false)
             }
             Access::Barred => {
-                let left = left_after(*place, header, block_len);
+                let left = body - *got;
                 self.refuse(header, FrameRefusal::Disarmed, left);
                 return Ok(Step::Moved(0));
             }
         };
         let step = moved(received)?;
-        place.advance(step.bytes(), block_len);
-        let left = left_after(*place, header, block_len);
+        *got += step.bytes() as u64;
+        let left = body.saturating_sub(*got);
         if !open {
             self.refuse(header, FrameRefusal::Disarmed, left);
         } else if left == 0 {
-            note_landed(load, header, reactor, fence);
-            self.acknowledge(header, Ok(()));
+            let load = Arc::clone(load);
+            self.conclude(header, &load, reactor, fence)?;
         }
         Ok(step)
+    }
+
+    /// All bytes of a frame are in; its tail says whether they are those of the blocks.
+    fn conclude(
+        &mut self,
+        header: FrameHeader,
+        load: &ArmedLoad,
+        reactor: &mut Reactor,
+        fence: &Fence,
+    ) -> Result<(), End> {
+        match self.tail {
+            TAIL_WHOLE => {
+                note_landed(load, header, reactor, fence);
+                self.acknowledge(header, Ok(()));
+                Ok(())
+            }
+            TAIL_WITHDRAWN => {
+                self.acknowledge(header, Err(FrameRefusal::Withdrawn));
+                Ok(())
+            }
+            other => Err(Some(format!("a frame ends in {other:?}"))),
+        }
     }
 
     fn throw_away(&mut self, budget: usize) -> Result<Step, End> {
@@ -299,11 +354,6 @@ fn note_landed(load: &ArmedLoad, header: FrameHeader, reactor: &mut Reactor, fen
         fence.forget(load.load);
         reactor.events.push(DataEvent::Landed { load: load.load });
     }
-}
-
-fn left_after(place: Place, header: FrameHeader, block_len: usize) -> u64 {
-    let done = place.block as u64 * block_len as u64 + place.offset as u64;
-    header.payload_len(block_len).saturating_sub(done)
 }
 
 fn moved(received: std::io::Result<Moved>) -> Result<Step, End> {

@@ -19,12 +19,27 @@ pub(super) struct Place {
 }
 
 impl Place {
+    pub fn at(bytes: usize, block_len: usize) -> Place {
+        Place { block: bytes / block_len, offset: bytes % block_len }
+    }
+
     pub fn advance(&mut self, bytes: usize, block_len: usize) {
         let from_block_start = self.offset + bytes;
         self.block += from_block_start / block_len;
         self.offset = from_block_start % block_len;
     }
 }
+
+/// What is left of a frame behind its head.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Body<T> {
+    /// Bytes of blocks.
+    pub left: usize,
+    pub tail: T,
+}
+
+/// Sent in place of blocks that may not be read any more.
+static FILLER: [u8; 16 << 10] = [0; 16 << 10];
 
 /// The vectors of one call; kept between calls for its memory alone, never for its content.
 pub(super) struct IoVectors {
@@ -41,44 +56,93 @@ impl IoVectors {
         &self.region
     }
 
-    /// Sends `head` and then at most `limit` bytes of `blocks`, the first of them from `offset` on. The result
-    /// counts both. The caller holds the blocks pinned.
+    /// Sends `head`, then at most `limit` bytes of `blocks`, the first of them from `offset` on, and where those are the
+    /// last of the body also its tail. The result counts all. The caller holds the blocks pinned.
     pub fn send(
         &mut self,
         socket: &impl AsRawFd,
         head: &[u8],
         blocks: impl Iterator<Item = BlockIndex>,
         offset: usize,
+        body: Body<&[u8]>,
         limit: usize,
     ) -> io::Result<Moved> {
         self.list.clear();
-        if !head.is_empty() {
-            self.push(head.as_ptr().cast_mut(), head.len());
-        }
-        let asked = head.len() + self.push_blocks(blocks, offset, limit)?;
+        self.push_bytes(head);
+        let of_blocks = self.push_blocks(blocks, offset, limit.min(body.left))?;
+        let of_tail = self.push_tail(body.tail, of_blocks == body.left);
         let message = self.message();
-        // SAFETY: the vectors name `head`, borrowed for this call, and bytes of the region, which outlives us and
+        // SAFETY: the vectors name `head` and `tail`, borrowed for this call, and bytes of the region, which outlives us and
         // is touched through raw pointers only; sendmsg only reads them.
         let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-        moved(sent, asked)
+        moved(sent, head.len() + of_blocks + of_tail)
     }
 
-    /// Receives at most `limit` bytes into `blocks`, the first of them from `offset` on. 0 bytes are the end of the
-    /// stream. The caller has made sure that the blocks may be written now.
+    /// As `send`, with filler in place of the blocks.
+    pub fn send_filler(
+        &mut self,
+        socket: &impl AsRawFd,
+        head: &[u8],
+        body: Body<&[u8]>,
+        limit: usize,
+    ) -> io::Result<Moved> {
+        self.list.clear();
+        self.push_bytes(head);
+        let mut filled = 0;
+        while filled < body.left.min(limit) && self.has_room() {
+            let piece = (body.left.min(limit) - filled).min(FILLER.len());
+            // Not merged with the one before, which has the same bytes.
+            self.list.push(libc::iovec { iov_base: FILLER.as_ptr().cast_mut().cast(), iov_len: piece });
+            filled += piece;
+        }
+        let of_tail = self.push_tail(body.tail, filled == body.left);
+        let message = self.message();
+        // SAFETY: the vectors name `head` and `tail`, borrowed for this call, and a static; sendmsg only reads them.
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        moved(sent, head.len() + filled + of_tail)
+    }
+
+    /// Receives at most `limit` bytes into `blocks`, the first of them from `offset` on, and where those are the last of
+    /// the body also its tail. 0 bytes are the end of the stream. The caller has made sure that the blocks may be written
+    /// now.
     pub fn receive(
         &mut self,
         socket: &impl AsRawFd,
         blocks: impl Iterator<Item = BlockIndex>,
         offset: usize,
+        body: Body<&mut [u8]>,
         limit: usize,
     ) -> io::Result<Moved> {
         self.list.clear();
-        let asked = self.push_blocks(blocks, offset, limit)?;
+        let of_blocks = self.push_blocks(blocks, offset, limit.min(body.left))?;
+        let of_tail = if of_blocks == body.left { body.tail.len() } else { 0 };
+        if of_tail > 0 {
+            self.push(body.tail.as_mut_ptr(), of_tail);
+        }
         let mut message = self.message();
-        // SAFETY: the vectors name bytes of the region only, which outlives us and is touched through raw pointers
-        // only; that these bytes may be written now is what the fence has settled.
+        // SAFETY: the vectors name `tail`, borrowed for this call, and bytes of the region, which outlives us and is touched
+        // through raw pointers only; that these bytes may be written now is what the fence has settled.
         let got = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, 0) };
-        moved(got, asked)
+        moved(got, of_blocks + of_tail)
+    }
+
+    fn push_bytes(&mut self, bytes: &[u8]) {
+        if !bytes.is_empty() {
+            self.push(bytes.as_ptr().cast_mut(), bytes.len());
+        }
+    }
+
+    fn push_tail(&mut self, tail: &[u8], is_next: bool) -> usize {
+        if !is_next {
+            return 0;
+        }
+        self.push_bytes(tail);
+        tail.len()
+    }
+
+    /// For a piece of the body; the last vector is the tail's.
+    fn has_room(&self) -> bool {
+        self.list.len() < MAX_VECTORS - 1
     }
 
     /// Gives the number of bytes that the vectors then name.
@@ -95,7 +159,7 @@ impl IoVectors {
             self.push(start.wrapping_add(offset), bytes);
             offset = 0;
             room -= bytes;
-            if room == 0 || self.list.len() == MAX_VECTORS {
+            if room == 0 || !self.has_room() {
                 break;
             }
         }

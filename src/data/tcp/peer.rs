@@ -15,13 +15,15 @@
 //! ```text
 //!               frames begin                     all begun, all acked
 //!   Waiting ─────────────────► under way ───────────────────────────────► TransferDone
-//!      │ cancel                   │ cancel, refused, stream lost:
+//!      │                          │ refused, stream lost:
 //!      │                          ▼ no further frame begins
 //!      │                       failing ── frames that began are acked, or their streams are closed ──┐
-//!      └────────────────────────────────────────────────────────────────────────► TransferFailed ◄───┘
+//!      └──────────┬───────────────┘                                                                  ▼
+//!                 └─ cancel: at once, begun frames go on with filler ──────────────────────► TransferFailed
 //! ```
 
 use std::collections::{HashMap, VecDeque};
+use std::io;
 use std::time::Duration;
 
 use super::dial::{Dial, Step, Target};
@@ -157,35 +159,47 @@ impl Peer {
         self.pump_all(reactor)
     }
 
-    /// Frames that have begun must run to their end on the wire; what has not begun never will.
+    /// Ends transfers at once. What has not begun never will; frames that have begun go on without the blocks. Only what a
+    /// receiver is copying itself it must stop first.
     pub fn cancel(&mut self, transfers: &[TransferId], reactor: &mut Reactor) {
-        let mut ended = Vec::new();
         for id in transfers {
-            if let Some(transfer) = self.transfers.get_mut(id).filter(|transfer| transfer.is_waiting()) {
-                transfer.failure = Some(Failure { reason: "cancelled".to_owned(), blame: Blame::Nobody });
-                ended.push(*id);
+            if let Some(until) = self.end_of_pulls(*id, reactor) {
+                self.withdraw(*id, until, reactor);
+            } else if let Some(transfer) = self.transfers.remove(id) {
+                self.abandon_frames(*id);
+                report(*id, Some(transfer.failure.unwrap_or_else(cancelled)), reactor);
             }
         }
-        self.settle(ended, reactor);
-        self.limit_pulls(transfers, reactor);
+        self.tidy_line();
     }
 
-    /// What is pulled and was cancelled has its blocks held only so much longer.
-    fn limit_pulls(&mut self, cancelled: &[TransferId], reactor: &mut Reactor) {
-        for id in cancelled {
-            if let Some(transfer) = self.transfers.get_mut(id)
-                && transfer.pulled_until.is_none()
-            {
-                for slot in &self.slots {
-                    if let Slot::Open(stream) = slot
-                        && stream.is_pulled()
-                        && stream.has_unacked(*id)
-                    {
-                        transfer.pulled_until = Some(stream.wake_in(CANCEL_GRACE, reactor));
-                    }
-                }
+    fn abandon_frames(&mut self, id: TransferId) {
+        for slot in &mut self.slots {
+            if let Slot::Open(stream) = slot {
+                stream.abandon(id);
             }
         }
+    }
+
+    /// When the receiver must have stopped copying the transfer's blocks; `None` if it is copying none.
+    fn end_of_pulls(&self, id: TransferId, reactor: &mut Reactor) -> Option<Timestamp> {
+        let pulls =
+            |slot: &&Slot| matches!(slot, Slot::Open(stream) if stream.is_pulled() && stream.has_unacked(id));
+        match self.slots.iter().find(pulls)? {
+            Slot::Open(stream) => Some(stream.wake_in(CANCEL_GRACE, reactor)),
+            Slot::Empty { .. } | Slot::Dialing(_) => None,
+        }
+    }
+
+    /// Nothing more of the transfer begins; it ends with the acks of what has, or when its streams are closed for want of
+    /// them.
+    fn withdraw(&mut self, id: TransferId, until: Timestamp, reactor: &mut Reactor) {
+        if let Some(transfer) = self.transfers.get_mut(&id) {
+            transfer.failure.get_or_insert_with(cancelled);
+            transfer.pulled_until.get_or_insert(until);
+        }
+        self.abandon_frames(id);
+        self.settle([id], reactor);
     }
 
     pub fn on_ready(&mut self, slot: usize, ready: Readiness, reactor: &mut Reactor) -> Fate {
@@ -355,30 +369,38 @@ impl Peer {
 
     /// Sends until the socket is full, the turn is over or nothing waits.
     fn pump(&mut self, stream: &mut Stream, reactor: &mut Reactor) -> Result<(), String> {
+        let broke = |error: io::Error| format!("the data connection broke: {error}");
         let mut budget = BYTES_PER_TURN;
         while budget > 0 {
-            let continued = stream.current();
-            let Some(plan) = continued.or_else(|| self.next_frame()) else { break };
-            let Some(transfer) = self.transfers.get_mut(&plan.transfer) else { break };
-            let blocks = transfer.blocks.get(plan.first..plan.first + plan.count).unwrap_or_default();
-            let sent = stream.send(plan, blocks, budget, reactor);
-            match sent.map_err(|error| format!("the data connection broke: {error}"))? {
-                Sent::Blocked => break,
-                Sent::Some(moved) => {
-                    if continued.is_none() {
-                        transfer.begun += plan.count;
-                        transfer.unacked_frames += 1;
-                        self.tidy_line();
-                    }
-                    budget = budget.saturating_sub(moved.bytes);
-                    if moved.short {
-                        break;
-                    }
-                }
+            let Sent::Some(moved) = self.send_some(stream, budget, reactor).map_err(broke)? else { break };
+            budget = budget.saturating_sub(moved.bytes);
+            if moved.short {
+                break;
             }
         }
         let more = stream.current().is_some() || !self.waiting.is_empty();
-        stream.want(more, reactor).map_err(|error| format!("the data connection broke: {error}"))
+        stream.want(more, reactor).map_err(broke)
+    }
+
+    /// One call's worth of the current frame, or of the next one.
+    fn send_some(&mut self, stream: &mut Stream, limit: usize, reactor: &mut Reactor) -> io::Result<Sent> {
+        if stream.is_abandoned() {
+            return stream.send(&[], limit, reactor);
+        }
+        let continued = stream.current();
+        let Some(plan) = continued.or_else(|| self.next_frame()) else { return Ok(Sent::Blocked) };
+        let Some(transfer) = self.transfers.get_mut(&plan.transfer) else { return Ok(Sent::Blocked) };
+        let blocks = transfer.blocks.get(plan.first..plan.first + plan.count).unwrap_or_default();
+        if continued.is_none() {
+            stream.plan(plan, blocks, reactor.block_len());
+        }
+        let sent = stream.send(blocks, limit, reactor)?;
+        if continued.is_none() && matches!(sent, Sent::Some(_)) {
+            transfer.begun += plan.count;
+            transfer.unacked_frames += 1;
+            self.tidy_line();
+        }
+        Ok(sent)
     }
 
     fn next_frame(&self) -> Option<FramePlan> {
@@ -468,6 +490,10 @@ impl Peer {
             report(id, Some(transfer.failure.unwrap_or_else(|| failure.clone())), reactor);
         }
     }
+}
+
+fn cancelled() -> Failure {
+    Failure { reason: "cancelled".to_owned(), blame: Blame::Nobody }
 }
 
 fn report(transfer: TransferId, failure: Option<Failure>, reactor: &mut Reactor) {

@@ -3,16 +3,20 @@
 //! ```text
 //!            first byte taken by the socket              all bytes taken           ack
 //!  planned ─────────────────────────────────► current ──────────────────► unacked ─────► over
-//!     │ socket full: nothing has begun
-//!     └──► not planned
+//!     │ socket full: nothing has begun           │ transfer given up          ▲
+//!     └──► not planned                           └──► filler ─────────────────┘
 //! ```
+//!
+//! The receiver has been promised the bytes of a frame once it has begun. When its transfer is given up, the rest is
+//! filler in place of the blocks, and the tail says so: the blocks are the engine's again at once, however slow the
+//! receiver is. Where the receiver pulls, a frame is its head alone.
 
 use std::collections::VecDeque;
 use std::io;
 use std::time::Duration;
 
-use super::frame::{Ack, FrameHeader};
-use super::io_vectors::{Moved, Place};
+use super::frame::{Ack, FrameHeader, TAIL_WHOLE, TAIL_WITHDRAWN};
+use super::io_vectors::{Body, Moved, Place};
 use super::reactor::{Connection, Fill, Reactor, fill};
 use super::sys::Interest;
 use crate::protocol::config::Reach;
@@ -29,11 +33,14 @@ pub(super) struct FramePlan {
     pub count: usize,
 }
 
-/// A frame of which the socket has taken some bytes, and not all.
+/// A frame that is being sent.
 struct Current {
     plan: FramePlan,
     head_sent: usize,
-    place: Place,
+    /// Of the bytes of the blocks and the tail.
+    body_sent: usize,
+    /// Filler goes in place of the blocks.
+    abandoned: bool,
 }
 
 /// What the socket took.
@@ -45,9 +52,9 @@ pub(super) enum Sent {
 
 pub(super) struct Stream {
     connection: Connection,
-    pub reach: Reach,
+    reach: Reach,
     current: Option<Current>,
-    /// Header and table of the current frame; reused.
+    /// Header and tables of the current frame; reused.
     head: Vec<u8>,
     /// Of the frames that have begun, the current one last.
     unacked: VecDeque<TransferId>,
@@ -82,49 +89,66 @@ impl Stream {
         reactor.set_deadline(self.connection.id, after)
     }
 
+    /// The frame that has begun and is not all sent.
     pub fn current(&self) -> Option<FramePlan> {
         self.current.as_ref().map(|current| current.plan)
     }
 
-    /// Goes on with the current frame, or begins `plan` if there is none. `blocks` are those of that frame.
-    pub fn send(
-        &mut self,
-        plan: FramePlan,
-        blocks: &[BlockPair],
-        limit: usize,
-        reactor: &mut Reactor,
-    ) -> io::Result<Sent> {
+    /// The rest of the current frame belongs to no transfer any more.
+    pub fn is_abandoned(&self) -> bool {
+        self.current.as_ref().is_some_and(|current| current.abandoned)
+    }
+
+    /// The transfer was given up. From here on its blocks are not read.
+    pub fn abandon(&mut self, transfer: TransferId) {
+        if let Some(current) = self.current.as_mut().filter(|current| current.plan.transfer == transfer) {
+            current.abandoned = true;
+        }
+    }
+
+    /// What to send next, once nothing is current. It has begun only when the socket has taken some of it.
+    pub fn plan(&mut self, plan: FramePlan, blocks: &[BlockPair], block_len: usize) {
+        let shape = (block_len, self.is_pulled());
+        FrameHeader::encode(plan.transfer, plan.load, blocks, shape, &mut self.head);
+        self.current = Some(Current { plan, head_sent: 0, body_sent: 0, abandoned: false });
+    }
+
+    /// Goes on with the current frame. `blocks` are those of it, if it was not abandoned.
+    pub fn send(&mut self, blocks: &[BlockPair], limit: usize, reactor: &mut Reactor) -> io::Result<Sent> {
+        let Some(mut frame) = self.current.take() else { return Ok(Sent::Blocked) };
         let block_len = reactor.block_len();
-        let mut frame = match self.current.take() {
-            Some(current) => current,
-            None => {
-                let shape = (block_len, self.is_pulled());
-                FrameHeader::encode(plan.transfer, plan.load, blocks, shape, &mut self.head);
-                Current { plan, head_sent: 0, place: Place::default() }
-            }
+        let payload = if self.is_pulled() { 0 } else { frame.plan.count * block_len };
+        let tail = match (self.is_pulled(), frame.abandoned) {
+            (true, _) => &[][..],
+            (false, false) => &TAIL_WHOLE,
+            (false, true) => &TAIL_WITHDRAWN,
         };
         let head = self.head.get(frame.head_sent..).unwrap_or_default();
-        let sent_along = if self.is_pulled() { &[] } else { blocks };
-        let rest = sent_along.get(frame.place.block..).unwrap_or_default().iter().map(|pair| pair.local);
+        let left = payload.saturating_sub(frame.body_sent);
+        let body =
+            Body { left, tail: tail.get(frame.body_sent.saturating_sub(payload)..).unwrap_or_default() };
+        let socket = &self.connection.socket;
+        let sent = if frame.abandoned {
+            reactor.vectors.send_filler(socket, head, body, limit)
+        } else {
+            let place = Place::at(frame.body_sent.min(payload), block_len);
+            let rest = blocks.get(place.block..).unwrap_or_default().iter().map(|pair| pair.local);
+            reactor.vectors.send(socket, head, rest, place.offset, body, limit)
+        };
         let begins = frame.head_sent == 0;
-        match reactor.vectors.send(&self.connection.socket, head, rest, frame.place.offset, limit) {
-            Ok(moved) => {
-                let of_head = moved.bytes.min(head.len());
-                frame.head_sent += of_head;
-                frame.place.advance(moved.bytes - of_head, block_len);
-                if begins {
-                    self.unacked.push_back(frame.plan.transfer);
-                }
-                let whole = frame.head_sent >= self.head.len() && frame.place.block >= sent_along.len();
-                self.current = (!whole).then_some(frame);
-                Ok(Sent::Some(moved))
-            }
-            Err(error) if is_temporary(&error) => {
-                self.current = (!begins).then_some(frame);
-                Ok(Sent::Blocked)
-            }
-            Err(error) => Err(error),
+        let Some(moved) = unless_blocked(sent)? else {
+            self.current = (!begins).then_some(frame);
+            return Ok(Sent::Blocked);
+        };
+        if begins {
+            self.unacked.push_back(frame.plan.transfer);
         }
+        let of_head = moved.bytes.min(head.len());
+        frame.head_sent += of_head;
+        frame.body_sent += moved.bytes - of_head;
+        let whole = frame.head_sent >= self.head.len() && frame.body_sent >= payload + tail.len();
+        self.current = (!whole).then_some(frame);
+        Ok(Sent::Some(moved))
     }
 
     /// The next ack, if it has come in whole. Must be for the oldest frame.
@@ -163,6 +187,11 @@ impl Stream {
     }
 }
 
-fn is_temporary(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
+fn unless_blocked(moved: io::Result<Moved>) -> io::Result<Option<Moved>> {
+    match moved {
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            Ok(None)
+        }
+        moved => moved.map(Some),
+    }
 }

@@ -18,6 +18,7 @@ use super::{Manager, Request};
 pub struct RequestTimeouts {
     pub load: Option<Duration>,
     pub lookup: Option<Duration>,
+    pub store: Option<Duration>,
 }
 
 impl Manager {
@@ -101,6 +102,20 @@ impl Manager {
         Ok(Self::policy(&self.request(request)?.roles))
     }
 
+    /// Deadlines of the jobs that are submitted from now on; `None` = the tier's.
+    pub fn set_job_timeouts(
+        &mut self,
+        request: RequestId,
+        load: Option<Duration>,
+        store: Option<Duration>,
+    ) -> Result<()> {
+        self.request(request)?;
+        if let Some(found) = self.requests.get_mut(&request) {
+            found.timeouts = RequestTimeouts { load, store, ..found.timeouts };
+        }
+        Ok(())
+    }
+
     /// Ends a request: its live loads are aborted, the producer learns that nothing more is looked up, and what a consumer
     /// still wants of it is refused.
     pub fn request_finish(&mut self, now: Timestamp, request: RequestId) -> Result<()> {
@@ -147,7 +162,7 @@ impl Manager {
             None => {}
             Some(ConsumerRole::PrefillDecode(_)) => states.fill(LookupState::Hit),
             Some(ConsumerRole::Symmetric(source)) => {
-                let timeout = found.timeouts.lookup.unwrap_or(self.cx.config.timeouts.lookup);
+                let timeout = found.timeouts.lookup;
                 if let Some(session) = self.sessions.get_mut(session) {
                     session.client.lookup(&self.cx, &source.kv_request_id, timeout, keys, states);
                     self.unflushed.insert(session.id);
@@ -316,15 +331,16 @@ impl Manager {
         self.cx.now = now;
         self.check_running()?;
         self.check_job(job, keys, blocks)?;
-        let producer = self.request(request)?.roles.producer.clone();
-        match producer {
+        let found = self.request(request)?;
+        let timeout = found.timeouts.store;
+        match found.roles.producer.clone() {
             Some(ProducerRole::Malformed(why)) => {
                 let detail = format!("remote_decoder cannot be used: {why}");
                 self.end_at_once(job, JobKind::Store, &Cause::new(Outcome::NoPeer, detail));
             }
             Some(ProducerRole::Serves(id)) if !keys.is_empty() => {
                 self.cx.open_job(job, JobKind::Store);
-                self.store(&id, job, KeyBatch::from(keys), blocks.to_vec());
+                self.store(&id, job, KeyBatch::from(keys), blocks.to_vec(), timeout);
             }
             _ => self.end_at_once(job, JobKind::Store, &Cause::new(Outcome::Done, "")),
         }
@@ -379,8 +395,13 @@ impl Manager {
 
     /// Why the request's lookups are misses and its loads fail; `None` while its peer is usable, or it has none.
     pub fn request_failure(&self, request: RequestId) -> Result<Option<Cause>> {
-        Ok(match &self.request(request)?.session {
-            Some(Err(cause)) => Some(cause.clone()),
+        let found = self.request(request)?;
+        Ok(match (&found.session, &found.roles.consumer) {
+            (Some(Err(cause)), _) => Some(cause.clone()),
+            (Some(Ok(session)), Some(ConsumerRole::Symmetric(source))) => self
+                .sessions
+                .get(session)
+                .and_then(|session| session.client.lookups_given_up(&source.kv_request_id)),
             _ => None,
         })
     }

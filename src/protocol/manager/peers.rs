@@ -348,7 +348,10 @@ impl Manager {
             Some(found) if found.peer_connect().is_some() => Outcome::PeerLost,
             _ => Outcome::NoPeer,
         };
-        self.kill(session, Cause::new(outcome, format!("connection lost: {why}")), false);
+        // The peer may be well, and wait for us on the other connection.
+        let tell =
+            self.sessions.get(&session).is_some_and(|found| found.is_registered() && found.is_in_use());
+        self.kill(session, Cause::new(outcome, format!("connection lost: {why}")), tell);
         self.after_input();
     }
 
@@ -441,10 +444,9 @@ impl Manager {
     }
 
     pub(super) fn on_lookup_deadline(&mut self, session: SessionId, id: &KvRequestId) {
-        let expired = self.sessions.get(&session).and_then(|found| found.client.lookup_expired(&self.cx, id));
-        if let Some(waited) = expired {
-            let text = format!("no answer to a lookup of kv_request_id {id} within {waited:?}");
-            self.kill(session, Cause::new(Outcome::PeerLost, text), true);
+        let Some(found) = self.sessions.get_mut(&session) else { return };
+        if let Some(cause) = found.client.on_lookup_deadline(&mut self.cx, id) {
+            self.kill(session, cause, true);
         }
     }
 

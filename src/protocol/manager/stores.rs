@@ -8,6 +8,7 @@
 //! ```
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use crate::protocol::context::{Cause, Context, TimerKey};
 use crate::protocol::ids::{BlockIndex, JobId, KvRequestId, RoundSeq, SessionId};
@@ -29,6 +30,7 @@ pub struct StoreTable {
 #[derive(Debug)]
 struct Parked {
     stores: Vec<ParkedStore>,
+    since: Timestamp,
     reap_at: Timestamp,
     /// The producer's request is over: no more stores will come.
     producer_finished: bool,
@@ -39,6 +41,8 @@ struct ParkedStore {
     job: JobId,
     keys: KeyBatch,
     blocks: Vec<BlockIndex>,
+    /// Its own; `None` = the tier's.
+    deadline: Option<Timestamp>,
 }
 
 /// The session whose fetch asked for an id.
@@ -113,11 +117,17 @@ impl StoreTable {
     }
 
     fn park(&mut self, cx: &mut Context, id: &KvRequestId, store: ParkedStore) {
-        let reap_at = cx.now + cx.config.timeouts.unbound_store;
+        let reap_at = store.deadline.unwrap_or(cx.now + cx.config.timeouts.unbound_store);
+        let since = cx.now;
         let parked = self.parked.entry(id.clone()).or_insert_with(|| {
             cx.timers.set(reap_at, TimerKey::ParkedId(id.clone()));
-            Parked { stores: Vec::new(), reap_at, producer_finished: false }
+            Parked { stores: Vec::new(), since, reap_at, producer_finished: false }
         });
+        if reap_at < parked.reap_at {
+            cx.timers.cancel(parked.reap_at, TimerKey::ParkedId(id.clone()));
+            cx.timers.set(reap_at, TimerKey::ParkedId(id.clone()));
+            parked.reap_at = reap_at;
+        }
         parked.stores.push(store);
         self.parked_jobs += 1;
     }
@@ -132,23 +142,33 @@ impl StoreTable {
 
 impl Manager {
     /// Where a store's blocks go: to the session that asked for the id, or to the parking place.
-    pub(super) fn store(&mut self, id: &KvRequestId, job: JobId, keys: KeyBatch, blocks: Vec<BlockIndex>) {
+    /// `timeout`: its own, from now until it has ended one way or the other.
+    pub(super) fn store(
+        &mut self,
+        id: &KvRequestId,
+        job: JobId,
+        keys: KeyBatch,
+        blocks: Vec<BlockIndex>,
+        timeout: Option<Duration>,
+    ) {
+        let deadline = timeout.map(|timeout| self.cx.now + timeout);
         if self.stores.ended.get(id).is_some_and(|ended| ended.why == EndedWhy::Reaped) {
             let cause = Cause::new(Outcome::NotFetched, EndedWhy::Reaped.text());
             return self.cx.finish_job(job, &cause, 0, JobFlags::default());
         }
         let Some(binding) = self.stores.bound.get(id) else {
-            return self.stores.park(&mut self.cx, id, ParkedStore { job, keys, blocks });
+            return self.stores.park(&mut self.cx, id, ParkedStore { job, keys, blocks, deadline });
         };
         let (session, served) = (binding.session, binding.served);
         let legacy = self.sessions.get(&session).is_some_and(|session| session.dialect() == Dialect::Legacy);
         match served {
-            None => self
-                .with_session(session, |session, cx| session.server.add_store(cx, id, job, &keys, &blocks)),
+            None => self.with_session(session, |session, cx| {
+                session.server.add_store(cx, id, job, &keys, &blocks, deadline);
+            }),
             // A legacy peer may fetch the same id again.
             Some(_) if legacy => {
                 self.stores.bound.remove(id);
-                self.stores.park(&mut self.cx, id, ParkedStore { job, keys, blocks });
+                self.stores.park(&mut self.cx, id, ParkedStore { job, keys, blocks, deadline });
             }
             Some(true) => self.cx.finish_job(job, &Cause::new(Outcome::Done, ""), 0, JobFlags::default()),
             Some(false) => {
@@ -175,7 +195,7 @@ impl Manager {
         let cx = &mut self.cx;
         let producer_finished = parked.as_ref().is_some_and(|parked| parked.producer_finished);
         for store in parked.into_iter().flat_map(|parked| parked.stores) {
-            found.server.add_store(cx, id, store.job, &store.keys, &store.blocks);
+            found.server.add_store(cx, id, store.job, &store.keys, &store.blocks, store.deadline);
         }
         found
             .server
@@ -246,10 +266,10 @@ impl Manager {
 
     /// Nobody fetched in time.
     pub(super) fn reap_parked(&mut self, id: &KvRequestId) {
-        if self.stores.parked.get(id).is_none_or(|parked| parked.reap_at > self.cx.now) {
+        let Some(parked) = self.stores.parked.get(id).filter(|parked| parked.reap_at <= self.cx.now) else {
             return;
-        }
-        let waited = self.cx.config.timeouts.unbound_store;
+        };
+        let waited = parked.reap_at.since(parked.since);
         self.fail_parked(
             id,
             &Cause::new(Outcome::NotFetched, format!("nobody fetched kv_request_id {id} within {waited:?}")),

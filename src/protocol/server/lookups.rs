@@ -192,7 +192,7 @@ impl ServerRole {
         if round.has_demand() || held.is_empty() {
             return let_go(cx, job);
         }
-        round.add_job(cx, job);
+        round.add_job(cx, job, None);
         let mut no_pairs = Vec::new();
         for (position, block) in held {
             if let (Some(key), Some(slot)) = (inbound.keys.get(*position), inbound.answers.get_mut(*position))

@@ -55,7 +55,6 @@ pub enum Due {
 #[derive(Debug)]
 pub struct RoundJob {
     pub job: JobId,
-    since: Timestamp,
     blocks_matched: u64,
 }
 
@@ -69,6 +68,8 @@ pub struct Round {
     /// Keys of the lookups and the fetch that named this round.
     pub keys_named: usize,
     pub jobs: SmallVec<[RoundJob; 2]>,
+    /// The first deadline of its stores: all of them end with the round.
+    store_deadline: Option<Timestamp>,
     supply: Supply,
     /// Keys asked for and not met yet.
     unmet: HashMap<Key, SmallVec<[BlockIndex; 1]>, FixedState>,
@@ -97,6 +98,7 @@ impl Round {
             load_token: None,
             keys_named: 0,
             jobs: SmallVec::new(),
+            store_deadline: None,
             supply: Supply::new(cx.hasher()),
             unmet: HashMap::with_hasher(cx.hasher()),
             demanded: None,
@@ -129,8 +131,11 @@ impl Round {
         self.unmet.values().map(SmallVec::len).sum()
     }
 
-    pub fn add_job(&mut self, cx: &Context, job: JobId) {
-        self.jobs.push(RoundJob { job, since: cx.now, blocks_matched: 0 });
+    /// `deadline`: the job's own; `None` = the tier's, from now.
+    pub fn add_job(&mut self, cx: &Context, job: JobId, deadline: Option<Timestamp>) {
+        let deadline = deadline.unwrap_or(cx.now + cx.config.timeouts.store);
+        self.store_deadline = Some(self.store_deadline.map_or(deadline, |first| first.min(deadline)));
+        self.jobs.push(RoundJob { job, blocks_matched: 0 });
     }
 
     /// Offers a block of the job added last; demand that waits for it is met. A key that was offered before stays as it was.
@@ -370,7 +375,7 @@ impl Round {
             let too_old = !self.expired && is_due(self.began, timeouts.lookup_pin);
             return if too_old { Due::PinTooOld } else { Due::Nothing };
         }
-        if self.jobs.first().is_some_and(|oldest| is_due(oldest.since, timeouts.store)) {
+        if self.store_deadline.is_some_and(|deadline| deadline <= cx.now) {
             return Due::StoreTooOld;
         }
         Due::Nothing
@@ -385,7 +390,7 @@ impl Round {
             let pin = self.began + timeouts.lookup_pin;
             Some(if self.expired { pin + timeouts.unbound_store } else { pin })
         } else {
-            self.jobs.first().map(|oldest| oldest.since + timeouts.store)
+            self.store_deadline
         };
         self.cancel_timer(cx, (session, name));
         if let Some(at) = at {
