@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::io;
 use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::enums::check_flags;
 use super::guard::{self, Failure};
 use super::pointers::Caller;
 use super::status::p2p_status;
+use crate::host::ForkLock;
 
 /// Address → mapped bytes of what `p2p_region_alloc` gave out.
-static REGIONS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+static REGIONS: ForkLock<BTreeMap<usize, usize>> = ForkLock::new(BTreeMap::new());
 
 /// Maps memory for a region.
 ///
@@ -45,7 +45,7 @@ pub unsafe extern "C" fn p2p_region_alloc(
         check_flags("flags", flags, 0, "none")?;
         let mapped = whole_pages(bytes)?;
         let base = map(mapped)?;
-        regions().insert(base as usize, mapped);
+        REGIONS.lock().insert(base as usize, mapped);
         base_addr_out.set(base);
         Ok(p2p_status::OK)
     })
@@ -71,7 +71,8 @@ pub unsafe extern "C" fn p2p_region_free(base_addr: *mut c_void) -> p2p_status {
         if base_addr.is_null() {
             return Ok(p2p_status::OK);
         }
-        let Some(mapped) = regions().remove(&(base_addr as usize)) else {
+        let known = REGIONS.lock().remove(&(base_addr as usize));
+        let Some(mapped) = known else {
             return Err(Failure::invalid(format!(
                 "base_addr {base_addr:?} did not come from p2p_region_alloc, or was freed before"
             )));
@@ -107,11 +108,6 @@ fn map(bytes: usize) -> Result<*mut c_void, Failure> {
         return Err(Failure::new(p2p_status::OUT_OF_RESOURCES, format!("cannot map {bytes} bytes: {error}")));
     }
     Ok(base)
-}
-
-fn regions() -> MutexGuard<'static, BTreeMap<usize, usize>> {
-    // One insert or remove at a time: there is no half-done state to fear.
-    REGIONS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ mod thread;
 
 pub(in crate::data) use reactor::EventSink;
 pub(in crate::data) use sys::EventFd;
-pub use sys::spawn_without_signals;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -39,6 +38,7 @@ use self::reactor::{LISTENER, Reactor, WAKE};
 use self::sys::{Epoll, Interest};
 use self::thread::{Command, Shared};
 use super::{DataEvent, DataTransport, Disarm, PeerOffer, Region};
+use crate::host::spawn_without_signals;
 use crate::protocol::config::TransportKind;
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{BlockIndex, BlockPair, LoadToken, SessionId, TransferId};
@@ -124,7 +124,7 @@ impl TcpTransport {
         let thread = {
             let (shared, config) = (Arc::clone(&shared), Arc::clone(&config));
             let sink = EventSink::new(event_queue.clone(), Arc::clone(&ready));
-            sys::spawn_without_signals("p2pkv-tcp", move || {
+            spawn_without_signals("p2pkv-tcp", move || {
                 let reactor = Reactor::new(config, region, epoll, sink);
                 thread::run(shared, command_queue, reactor, socket);
             })
