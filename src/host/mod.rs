@@ -8,4 +8,4 @@ mod threads;
 pub use calls::{Uncancelled, returning};
 pub use fork_lock::{ForkGuard, ForkLock};
 pub use stderr::write_stderr;
-pub use threads::{spawn_without_signals, with_signals_blocked};
+pub use threads::{default_stack_size, spawn_without_signals};

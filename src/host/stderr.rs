@@ -7,7 +7,7 @@ use std::io;
 pub fn write_stderr(text: &[u8]) {
     let before = Pending::now();
     // All signals, SIGPIPE among them: it is the kernel's answer to a write on this thread, and waits here.
-    let _ = super::with_signals_blocked(|| {
+    let _ = super::threads::with_signals_blocked(|| {
         let mut left = text;
         while !left.is_empty() {
             match rustix::io::write(io::stderr(), left) {

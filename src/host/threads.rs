@@ -8,8 +8,26 @@ use std::thread::{self, JoinHandle};
 ///
 /// # Errors
 /// The system has no thread left.
-pub fn spawn_without_signals(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+pub fn spawn_without_signals<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
     with_signals_blocked(|| thread::Builder::new().name(name.to_owned()).spawn(body))?
+}
+
+/// Bytes of stack that a thread of C code gets which asks for none in particular.
+#[must_use]
+pub fn default_stack_size() -> usize {
+    let mut size = 0;
+    // SAFETY: the attributes are initialised before they are read, and destroyed once; `size` is a live local.
+    unsafe {
+        let mut attributes: libc::pthread_attr_t = std::mem::zeroed();
+        if libc::pthread_attr_init(&raw mut attributes) == 0 {
+            libc::pthread_attr_getstacksize(&raw const attributes, &raw mut size);
+            libc::pthread_attr_destroy(&raw mut attributes);
+        }
+    }
+    size
 }
 
 /// Calls with every signal blocked on this thread: threads that are started meanwhile, also by code that is not ours,
@@ -17,7 +35,7 @@ pub fn spawn_without_signals(name: &str, body: impl FnOnce() + Send + 'static) -
 ///
 /// # Errors
 /// The mask cannot be set; then nothing was called.
-pub fn with_signals_blocked<T>(call: impl FnOnce() -> T) -> io::Result<T> {
+pub(super) fn with_signals_blocked<T>(call: impl FnOnce() -> T) -> io::Result<T> {
     struct Restore(libc::sigset_t);
     impl Drop for Restore {
         fn drop(&mut self) {

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex};
 
 use crate::control::zmq::{self, ZmqConfig, ZmqReceiver, ZmqSender};
 use crate::control::{ControlReceiver, ControlSender};
-use crate::host::{spawn_without_signals, with_signals_blocked};
+use crate::host::spawn_without_signals;
 use crate::protocol::config::CoreConfig;
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{Instance, PeerId};
@@ -74,7 +74,7 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
     Ok(Tier { shared, thread: Mutex::new(thread) })
 }
 
-/// libzmq's threads block signals themselves, but only once they run.
+/// On a thread of its own: those that libzmq starts are born with its name and without signals.
 fn open_control(config: &TierConfig) -> Result<(PeerId, ZmqSender, ZmqReceiver)> {
     let control = ZmqConfig {
         bind_host: config.host.clone(),
@@ -84,9 +84,10 @@ fn open_control(config: &TierConfig) -> Result<(PeerId, ZmqSender, ZmqReceiver)>
         max_peers: config.max_peers,
         ..ZmqConfig::default()
     };
-    with_signals_blocked(|| zmq::open(&control)).map_err(|error| {
-        Error::new(ErrorKind::Os, format!("cannot block signals while threads are started: {error}"))
-    })?
+    let opening = spawn_without_signals("p2pkv-zmq", move || zmq::open(&control)).map_err(|error| {
+        Error::new(ErrorKind::OutOfResources, format!("cannot start the control socket's threads: {error}"))
+    })?;
+    opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn spawn(shared: &Arc<Shared>) -> Result<std::thread::JoinHandle<()>> {

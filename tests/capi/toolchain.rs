@@ -105,11 +105,11 @@ pub fn link_shared(source: &str, folder: &Path) -> PathBuf {
     let program = folder.join("shared");
     let mut compile = Compiler::C11.start();
     compile.arg(root().join("tests/c").join(source)).args(["-x", "none", "-o"]).arg(&program);
-    compile
-        .arg("-L")
-        .arg(folder)
-        .arg(format!("-Wl,-rpath,{}", folder.display()))
-        .args(["-lp2pkv", "-lpthread"]);
+    compile.arg("-L").arg(folder).arg(format!("-Wl,-rpath,{}", folder.display())).args([
+        "-lp2pkv",
+        "-lpthread",
+        "-lm",
+    ]);
     succeed(&mut compile);
     program
 }
