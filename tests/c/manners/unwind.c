@@ -135,7 +135,9 @@ int main(int count, char **arguments) {
     if (code != 0) fprintf(stderr, "without a bad deed: %d: %s\n", code, said);
     CHECK(code == 0);
     for (int place = 0; place < PLACES; ++place) {
-      for (size_t deed = 0; deed < sizeof deeds / sizeof deeds[0]; ++deed) {
+      /* Every deed where the library calls most; elsewhere the guard is the same. */
+      size_t all = place == LOOKUP || place == LOG ? sizeof deeds / sizeof deeds[0] : 1;
+      for (size_t deed = 0; deed < all; ++deed) {
         code = end_of((enum place)place, deeds[deed], flags, said, sizeof said);
         if (code != 1000 + SIGABRT || strstr(said, names[place]) == NULL) {
           fprintf(stderr, "%s, deed %zu, flags %u: %d: %s\n", names[place], deed, flags, code, said);
