@@ -54,12 +54,20 @@
  * calls do not wait for peers.
  *
  * **Callbacks.** They get your `user_data`, and a `drop` function is called exactly once after the last of
- * them. No lock of the library is held meanwhile. They must not throw, unwind or longjmp, and must not call
- * `p2p_tier_free`.
+ * them. No lock of the library is held meanwhile. They return: one that throws, panics or ends its thread
+ * aborts the process with a line on stderr that names it, and longjmp out of one is undefined behaviour.
+ * They must not call `p2p_tier_free`, and a child that they fork must not return from them.
  *
- * **Fork.** A child may make tiers of its own but only abandon those of its parent: calls on them give
- * P2P_STATUS_WRONG_PROCESS, freeing them does nothing. All descriptors are closed on exec. The library
- * installs no signal handler and no atexit function, and never raises SIGPIPE.
+ * **Fork.** A child may make tiers of its own, whatever other threads were doing, but only abandon those of
+ * its parent: calls on them give P2P_STATUS_WRONG_PROCESS, freeing them does nothing. All descriptors are
+ * closed on exec.
+ *
+ * **The process around.** The library installs no signal handler and no atexit function, never raises
+ * SIGPIPE, blocks all signals on its threads, prints nothing unless asked to log, and leaves locale,
+ * floating-point environment, umask and working directory alone; the environment too, but for loading NIXL.
+ * `errno` may be anything after a call. 64 KiB of stack are enough for every call. pthread_cancel of a
+ * thread takes effect after the call that the thread is in. A process may exit in any way with tiers alive.
+ * Where the system refuses memory for large or growing things that is an error; for small ones, an abort.
  *
  * **Versions.** Compare `p2p_abi_version()` with P2P_ABI_VERSION after loading. Every function is there in
  * every build; what is not built in returns P2P_STATUS_UNSUPPORTED, and `p2p_features()` tells.
@@ -861,7 +869,7 @@ typedef struct p2p_job_result {
  * with P2P_SERVE_ON_PROGRESS_THREAD; never two at a time. They may call the library, but never `p2p_tier_free`; what
  * waits or would change the ops under them (`p2p_tier_drain`, `p2p_wait_finished`, `p2p_wait_lookups`,
  * `p2p_tier_set_serve_ops`) gives P2P_STATUS_UNSUPPORTED there, and `p2p_serve` does nothing. They must not block for
- * long, and must not throw, unwind or longjmp. All but `lookup` may be NULL. Pointers that they get are borrowed for
+ * long, and must return, see the top. All but `lookup` may be NULL. Pointers that they get are borrowed for
  * the callback.
  */
 typedef struct p2p_serve_ops {
@@ -1179,7 +1187,7 @@ p2p_status p2p_log_init(uint32_t level);
  *
  * The callback is made on whichever thread has something to say, with no lock of the library held, maybe on several
  * at a time. It may call the library, this function included, but not `p2p_tier_free`; what is logged meanwhile on
- * its own thread is not reported. It must not throw, unwind or longjmp, and it should be quick.
+ * its own thread is not reported. It must return, see the top, and should be quick.
  *
  * Parameters:
  * - `level`: a `p2p_log_level`: messages beyond it are not reported.

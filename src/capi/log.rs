@@ -66,7 +66,7 @@ pub extern "C" fn p2p_log_init(level: u32) -> p2p_status {
 ///
 /// The callback is made on whichever thread has something to say, with no lock of the library held, maybe on several
 /// at a time. It may call the library, this function included, but not `p2p_tier_free`; what is logged meanwhile on
-/// its own thread is not reported. It must not throw, unwind or longjmp, and it should be quick.
+/// its own thread is not reported. It must return, see the top, and should be quick.
 ///
 /// Parameters:
 /// - `level`: a `p2p_log_level`: messages beyond it are not reported.
@@ -289,8 +289,8 @@ impl Drop for Callback {
 mod tests {
     use std::ffi::{CStr, OsString};
     use std::ptr::null_mut;
-    use std::sync::Mutex;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Mutex, PoisonError};
 
     use super::*;
 

@@ -30,7 +30,7 @@ pub const P2P_SERVE_ON_PROGRESS_THREAD: u32 = 1;
 /// with P2P_SERVE_ON_PROGRESS_THREAD; never two at a time. They may call the library, but never `p2p_tier_free`; what
 /// waits or would change the ops under them (`p2p_tier_drain`, `p2p_wait_finished`, `p2p_wait_lookups`,
 /// `p2p_tier_set_serve_ops`) gives P2P_STATUS_UNSUPPORTED there, and `p2p_serve` does nothing. They must not block for
-/// long, and must not throw, unwind or longjmp. All but `lookup` may be NULL. Pointers that they get are borrowed for
+/// long, and must return, see the top. All but `lookup` may be NULL. Pointers that they get are borrowed for
 /// the callback.
 #[repr(C)]
 #[derive(Clone, Copy)]

@@ -10,6 +10,7 @@
 
 #include <dirent.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -160,6 +161,37 @@ static inline void wait_for_threads(int most) {
   double end = seconds() + 5;
   while (live_threads() > most && seconds() < end) pause_ms(5);
   CHECK(live_threads() <= most);
+}
+
+static inline unsigned long long blocked_on(const char *task) {
+  char path[300], line[256];
+  unsigned long long mask = 0;
+  int found = 0;
+  FILE *file;
+  snprintf(path, sizeof path, "/proc/self/task/%s/status", task);
+  file = fopen(path, "r");
+  if (file == NULL) return ~0ull; /* Ended meanwhile. */
+  while (fgets(line, sizeof line, file) != NULL) found |= sscanf(line, "SigBlk: %llx", &mask) == 1;
+  fclose(file);
+  CHECK(found);
+  return mask;
+}
+
+/* All but SIGKILL and SIGSTOP, which nobody can block, and the two of the C library. Only for a host with one thread. */
+static inline int check_that_library_threads_take_no_signals(void) {
+  const unsigned long long all = ~(1ull << (SIGKILL - 1) | 1ull << (SIGSTOP - 1) | 1ull << 31 | 1ull << 32);
+  DIR *tasks = opendir("/proc/self/task");
+  struct dirent *task;
+  int threads = 0;
+  CHECK(tasks != NULL);
+  while ((task = readdir(tasks)) != NULL) {
+    if (task->d_name[0] == '.' || atoi(task->d_name) == getpid()) continue;
+    if ((blocked_on(task->d_name) & all) != all) fprintf(stderr, "thread %s takes signals\n", task->d_name);
+    CHECK((blocked_on(task->d_name) & all) == all);
+    ++threads;
+  }
+  closedir(tasks);
+  return threads;
 }
 
 static inline int exit_code_of(pid_t pid) {
