@@ -54,12 +54,20 @@
  * calls do not wait for peers.
  *
  * **Callbacks.** They get your `user_data`, and a `drop` function is called exactly once after the last of
- * them. No lock of the library is held meanwhile. They must not throw, unwind or longjmp, and must not call
- * `p2p_tier_free`.
+ * them. No lock of the library is held meanwhile. They return: one that throws, panics or ends its thread
+ * aborts the process with a line on stderr that names it, and longjmp out of one is undefined behaviour.
+ * They must not call `p2p_tier_free`, and a child that they fork must not return from them.
  *
- * **Fork.** A child may make tiers of its own but only abandon those of its parent: calls on them give
- * P2P_STATUS_WRONG_PROCESS, freeing them does nothing. All descriptors are closed on exec. The library
- * installs no signal handler and no atexit function, and never raises SIGPIPE.
+ * **Fork.** A child may make tiers of its own, whatever other threads were doing, but only abandon those of
+ * its parent: calls on them give P2P_STATUS_WRONG_PROCESS, freeing them does nothing. All descriptors are
+ * closed on exec.
+ *
+ * **The process around.** The library installs no signal handler and no atexit function, never raises
+ * SIGPIPE, blocks all signals on its threads, prints nothing unless asked to log, and leaves locale,
+ * floating-point environment, umask and working directory alone; the environment too, but for loading NIXL.
+ * `errno` may be anything after a call. 64 KiB of stack are enough for every call. pthread_cancel of a
+ * thread takes effect after the call that the thread is in. A process may exit in any way with tiers alive.
+ * Where the system refuses memory for large or growing things that is an error; for small ones, an abort.
  *
  * **Versions.** Compare `p2p_abi_version()` with P2P_ABI_VERSION after loading. Every function is there in
  * every build; what is not built in returns P2P_STATUS_UNSUPPORTED, and `p2p_features()` tells.
@@ -132,6 +140,11 @@
  * anyone yet.
  */
 #define P2P_JOB_MAY_STILL_BE_WRITTEN 2
+
+/**
+ * `p2p_region_alloc`: in huge pages of the system's default size.
+ */
+#define P2P_REGION_HUGE_PAGES 1
 
 /**
  * As a `timeout_ms`: wait without limit.
@@ -448,11 +461,12 @@ enum p2p_transport
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
   /**
-   * NIXL where it loads, and always TCP; the best that both sides have is taken.
+   * NIXL where it loads, and always TCP; the best that both sides have is taken: memory on the same host, see
+   * `p2p_same_host`, then NIXL, then TCP.
    */
   P2P_TRANSPORT_AUTO = 0,
   /**
-   * TCP alone.
+   * TCP alone, and memory on the same host.
    */
   P2P_TRANSPORT_TCP = 1,
   /**
@@ -465,6 +479,31 @@ enum p2p_transport
 typedef enum p2p_transport p2p_transport;
 #else
 typedef uint32_t p2p_transport;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+/**
+ * Whether peers on the same host copy blocks from memory to memory: `p2p_tier_config.same_host`.
+ */
+enum p2p_same_host
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : uint32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  /**
+   * Where both allow it and it can be had: mapped memory, else `process_vm_readv`, else TCP with one warning.
+   */
+  P2P_SAME_HOST_AUTO = 0,
+  /**
+   * Never: TCP, or NIXL, as to any other host.
+   */
+  P2P_SAME_HOST_OFF = 1,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum p2p_same_host p2p_same_host;
+#else
+typedef uint32_t p2p_same_host;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -764,6 +803,19 @@ typedef struct p2p_tier_config {
    */
   uint32_t nixl_threads;
   /**
+   * A `p2p_same_host`. Default: P2PKV_SAME_HOST (`auto` or `off`), else P2P_SAME_HOST_AUTO.
+   */
+  uint32_t same_host;
+  /**
+   * Where the region begins in the file of `region_fd`.
+   */
+  uint64_t region_offset;
+  /**
+   * Descriptor of the memfd that the region is a MAP_SHARED mapping of, for peers on this host to map; borrowed for
+   * the call, and sealed against shrinking. Default, and for 0: none but that of `p2p_region_alloc`.
+   */
+  int32_t region_fd;
+  /**
    * Must be 0.
    */
   uint32_t reserved;
@@ -867,7 +919,7 @@ typedef struct p2p_job_result {
  * with P2P_SERVE_ON_PROGRESS_THREAD; never two at a time. They may call the library, but never `p2p_tier_free`; what
  * waits or would change the ops under them (`p2p_tier_drain`, `p2p_wait_finished`, `p2p_wait_lookups`,
  * `p2p_tier_set_serve_ops`) gives P2P_STATUS_UNSUPPORTED there, and `p2p_serve` does nothing. They must not block for
- * long, and must not throw, unwind or longjmp. All but `lookup` may be NULL. Pointers that they get are borrowed for
+ * long, and must return, see the top. All but `lookup` may be NULL. Pointers that they get are borrowed for
  * the callback.
  */
 typedef struct p2p_serve_ops {
@@ -1185,7 +1237,7 @@ p2p_status p2p_log_init(uint32_t level);
  *
  * The callback is made on whichever thread has something to say, with no lock of the library held, maybe on several
  * at a time. It may call the library, this function included, but not `p2p_tier_free`; what is logged meanwhile on
- * its own thread is not reported. It must not throw, unwind or longjmp, and it should be quick.
+ * its own thread is not reported. It must return, see the top, and should be quick.
  *
  * Parameters:
  * - `level`: a `p2p_log_level`: messages beyond it are not reported.
@@ -1217,18 +1269,19 @@ p2p_status p2p_log_set_callback(uint32_t level,
 /**
  * Maps memory for a region.
  *
- * An engine may use any memory of its own instead; this is for those that have none yet.
+ * An engine may use any memory of its own instead. Blocks in this memory move fastest between tiers of one host: it is
+ * a memfd, which they map, and a tier over it needs no `region_fd`. A forked child shares it with its parent.
  *
  * Parameters:
  * - `bytes`: how many; rounded up to whole pages.
- * - `flags`: must be 0.
+ * - `flags`: 0 or P2P_REGION_HUGE_PAGES, which the system must have set aside (`vm.nr_hugepages`).
  * - `base_addr_out`: zeroed, page-aligned memory; owned by caller, free with `p2p_region_free`. Written only on
  *   P2P_STATUS_OK.
  *
  * Returns:
  * - P2P_STATUS_OK
  * - P2P_STATUS_INVALID_ARGUMENT: NULL, 0 bytes, more than memory, or a flag that is not known.
- * - P2P_STATUS_OUT_OF_RESOURCES: the system has no such memory.
+ * - P2P_STATUS_OUT_OF_RESOURCES: the system has no such memory, or not so many huge pages free.
  * - P2P_STATUS_PANIC: a bug in the library.
  *
  * Threads: any, at any time.

@@ -1,7 +1,8 @@
 //! libp2pkv: LLM inference servers pull KV-cache blocks from one another instead of computing them again.
 //!
 //! Arrows point one way: `capi → tier → {control, data, protocol}`. `control` and `data` know nothing of sessions;
-//! `protocol` is pure and knows nothing of anything.
+//! `protocol` is pure and knows nothing of anything. All
+//! but `protocol` use `host`: manners toward the process around.
 
 #![deny(
     unsafe_code,
@@ -25,5 +26,7 @@ pub mod capi;
 pub mod control;
 #[allow(unsafe_code, reason = "bytes of the region are read and written by the kernel and by peers")]
 pub mod data;
+#[allow(unsafe_code, reason = "signal masks and locks that survive a fork are the C library's")]
+pub mod host;
 pub mod protocol;
 pub mod tier;

@@ -87,7 +87,7 @@ fn many_transfers_in_both_directions() {
 
 #[test]
 fn auto_takes_nixl_where_both_have_it_and_tcp_where_one_has_not() {
-    let options = |transport| NodeOptions { transport, ..NodeOptions::default() };
+    let options = |transport| NodeOptions { transport, same_host: false, ..NodeOptions::default() };
     let auto = || Node::new(options(TransportChoice::Auto));
     let (one, other, plain) = (auto(), auto(), Node::new(options(TransportChoice::Tcp)));
     let nixl = if node(1, 64).is_some() { "nixl" } else { "tcp" };
@@ -102,6 +102,17 @@ fn auto_takes_nixl_where_both_have_it_and_tcp_where_one_has_not() {
         assert!(info.detail.starts_with(&format!("{expected}: the first of [")), "{}", info.detail);
         one.tier.request_finish(request).unwrap();
     }
+}
+
+#[test]
+fn auto_takes_memory_before_nixl_between_tiers_of_one_host() {
+    let auto = || Node::new(NodeOptions { transport: TransportChoice::Auto, ..NodeOptions::default() });
+    let (one, other) = (auto(), auto());
+    other.tier.publish(KeysView::new(&keys([1]), KEY_LEN).unwrap(), &[0]).unwrap();
+    let request = one.pd_consumer("r", &other);
+    one.load(request, 1, &keys([1]), &[5]);
+    assert_eq!(one.result().outcome, Outcome::Done);
+    assert_eq!(one.tier.peers().unwrap()[0].transport, "same_host");
 }
 
 /// The transport alone, without sessions.

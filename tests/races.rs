@@ -39,7 +39,7 @@ fn within<T: Send + 'static>(bound: Duration, what: &str, act: impl FnOnce() -> 
 static LOGGING_TIER: AtomicPtr<p2p_tier> = AtomicPtr::new(std::ptr::null_mut());
 static CALLS_FROM_LOG: AtomicU32 = AtomicU32::new(0);
 
-unsafe extern "C" fn ask_the_tier(_: *mut c_void, _: u32, _: *const c_char, _: *const c_char) {
+unsafe extern "C-unwind" fn ask_the_tier(_: *mut c_void, _: u32, _: *const c_char, _: *const c_char) {
     let tier = LOGGING_TIER.load(Ordering::SeqCst);
     let mut stats =
         p2p_tier_statistics { struct_size: size_of::<p2p_tier_statistics>(), ..Default::default() };

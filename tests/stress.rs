@@ -96,6 +96,8 @@ impl Node {
             nixl_backends: Vec::new(),
             nixl_threads: 0,
             region,
+            region_file: None,
+            same_host: true,
             config_fingerprint: String::new(),
             hash_seed: "seed".to_owned(),
             transport: TransportChoice::Tcp,

@@ -49,6 +49,8 @@ impl Node {
             nixl_backends: Vec::new(),
             nixl_threads: 0,
             region: memory.unwrap(),
+            region_file: None,
+            same_host: false,
             config_fingerprint: String::new(),
             hash_seed: String::new(),
             transport: TransportChoice::Tcp,

@@ -16,6 +16,7 @@ ABI_VERSION = 1
 NO_BLOCK = 0xFFFF_FFFF
 TIMEOUT_INFINITE = 0xFFFF_FFFF_FFFF_FFFF
 SERVE_ON_PROGRESS_THREAD = 1
+REGION_HUGE_PAGES = 1
 SONAME = "libp2pkv.so.0"
 
 
@@ -60,6 +61,9 @@ class P2pTierConfig(Structure):
         ("idle_timeout_ms", c_uint64),
         ("nixl_backends", P2pStr),
         ("nixl_threads", c_uint32),
+        ("same_host", c_uint32),
+        ("region_offset", c_uint64),
+        ("region_fd", c_int32),
         ("reserved", c_uint32),
     ]
 

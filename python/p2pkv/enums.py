@@ -115,6 +115,12 @@ class Transport(_OpenEnum):
     NIXL = 2
 
 
+class SameHost(_OpenEnum):
+    AUTO = 0
+    """Peers on this host copy from memory to memory where that can be had."""
+    OFF = 1
+
+
 class Progress(_OpenEnum):
     THREAD = 0
     """The tier has a thread of its own that advances everything."""

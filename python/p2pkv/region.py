@@ -6,13 +6,13 @@ import ctypes
 import weakref
 from typing import Any, Optional, Union
 
-from ._ffi import check, library
+from ._ffi import REGION_HUGE_PAGES, check, library
 from .errors import InvalidArgument
 
 
 class Region:
-    """Page-aligned, zeroed memory from the library. Prefer it to a ``bytearray``: the library may give such memory
-    faster ways between processes of one host.
+    """Page-aligned, zeroed memory from the library. Prefer it to a ``bytearray``: tiers of one host map such memory, and
+    copy blocks out of it at the speed of memory. A forked child shares it with its parent.
 
     The memory goes back when the region, every tier over it and every view of it are gone.
     """
@@ -24,13 +24,13 @@ class Region:
         self.nbytes = nbytes
 
     @classmethod
-    def alloc(cls, nbytes: int) -> Region:
-        """``nbytes`` > 0. Raises ``OutOfResources`` when there is not so much."""
+    def alloc(cls, nbytes: int, *, huge_pages: bool = False) -> Region:
+        """``nbytes`` > 0. Raises ``OutOfResources`` when there is not so much, or not so many huge pages."""
         if nbytes < 1:
             raise InvalidArgument(f"a region of {nbytes} bytes")
         lib = library()
         base_addr = ctypes.c_void_p()
-        check(lib.p2p_region_alloc(nbytes, 0, ctypes.byref(base_addr)))
+        check(lib.p2p_region_alloc(nbytes, REGION_HUGE_PAGES if huge_pages else 0, ctypes.byref(base_addr)))
         memory = (ctypes.c_char * nbytes).from_address(base_addr.value or 0)
         # Views of the memory hold `memory`, so it cannot be freed under them.
         weakref.finalize(memory, lib.p2p_region_free, base_addr.value)

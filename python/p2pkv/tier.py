@@ -23,7 +23,18 @@ from ._ffi import (
     text,
 )
 from ._handle import TierHandle
-from .enums import JobFlags, JobKind, Outcome, OutcomeClass, PeerState, Progress, Status, Transport, UnpublishState
+from .enums import (
+    JobFlags,
+    JobKind,
+    Outcome,
+    OutcomeClass,
+    PeerState,
+    Progress,
+    SameHost,
+    Status,
+    Transport,
+    UnpublishState,
+)
 from .errors import InvalidArgument
 from .keys import KeysLike, block_indexes_for, packed
 from .records import JobResult, PeerInfo, Statistics
@@ -74,6 +85,9 @@ class Tier:
         tcp_congestion: Optional[str] = None,
         nixl_backends: Optional[Sequence[str]] = None,
         nixl_threads: int = 0,
+        same_host: SameHost = SameHost.AUTO,
+        region_fd: int = 0,
+        region_offset: int = 0,
         max_peers: int = 0,
         max_keys_per_message: int = 0,
         max_key_len: int = 0,
@@ -102,6 +116,8 @@ class Tier:
         config_fingerprint: 16 hex digits instead of ``model_config``.
         hash_seed: of the key's hash chain; default ``vllm-none-hash``.
         nixl_backends: names of NIXL plug-ins; default UCX. nixl_threads: of NIXL's own, for large transfers.
+        same_host: whether peers on this host copy from memory to memory. region_fd, region_offset: the memfd that the
+            region is a shared mapping of, and where it begins there, so that they can map it; a ``Region`` needs none.
         Timeouts are in seconds. See the configuration reference in the README for every default.
         """
         memory = BorrowedMemory(region)
@@ -122,6 +138,7 @@ class Tier:
             "data_port": data_port,
             "tcp_streams": tcp_streams,
             "nixl_threads": nixl_threads,
+            "same_host": same_host,
             "transport": transport,
             "progress": progress,
             "max_peers": max_peers,
@@ -133,6 +150,8 @@ class Tier:
         }
         for name, number in numbers.items():
             setattr(config, name, _unsigned(name, number, 64 if name == "max_message_bytes" else 32))
+        config.region_fd = _unsigned("region_fd", region_fd, 31)
+        config.region_offset = _unsigned("region_offset", region_offset, 64)
         timeouts = {
             "handshake_timeout": handshake_timeout,
             "lookup_timeout": lookup_timeout,

@@ -2,15 +2,18 @@
 
 use std::ffi::{OsString, c_void};
 use std::ops::RangeInclusive;
+use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
-use super::enums::{p2p_progress, p2p_transport};
+use super::enums::{p2p_progress, p2p_same_host, p2p_transport};
 use super::guard::{self, Failure};
 use super::pointers::Caller;
+use super::region::file_behind;
 use super::sized::SizeFirst;
 use super::status::p2p_status;
 use super::strings::p2p_str;
 use crate::data::Region;
+use crate::data::same_host::RegionFile;
 use crate::protocol::config::{Limits, Timeouts};
 use crate::protocol::fingerprint;
 use crate::tier::TierConfig;
@@ -88,6 +91,13 @@ pub struct p2p_tier_config {
     pub nixl_backends: p2p_str,
     /// Threads of NIXL's own that share a large transfer, at most 64. Default: none.
     pub nixl_threads: u32,
+    /// A `p2p_same_host`. Default: P2PKV_SAME_HOST (`auto` or `off`), else P2P_SAME_HOST_AUTO.
+    pub same_host: u32,
+    /// Where the region begins in the file of `region_fd`.
+    pub region_offset: u64,
+    /// Descriptor of the memfd that the region is a MAP_SHARED mapping of, for peers on this host to map; borrowed for
+    /// the call, and sealed against shrinking. Default, and for 0: none but that of `p2p_region_alloc`.
+    pub region_fd: i32,
     /// Must be 0.
     pub reserved: u32,
 }
@@ -145,6 +155,7 @@ pub(super) fn to_tier_config(
         0 => env_number(environment, "P2PKV_PORT", 0..=u64::from(u16::MAX))?.unwrap_or(0),
         port => u64::from(port),
     };
+    let region = region(config)?;
     let max_peers = match config.max_peers {
         0 => env_number(environment, "P2PKV_MAX_PEERS", 1..=u64::from(u32::MAX))?.unwrap_or(128),
         max_peers => u64::from(max_peers),
@@ -158,7 +169,9 @@ pub(super) fn to_tier_config(
         tcp_congestion: text(&config.tcp_congestion, "tcp_congestion")?,
         nixl_backends: nixl_backends(text(&config.nixl_backends, "nixl_backends")?, environment)?,
         nixl_threads: nixl_threads(config)?,
-        region: region(config)?,
+        region_file: region_file(config, &region)?,
+        same_host: same_host(config, environment)?,
+        region,
         config_fingerprint: config_fingerprint(caller, config)?,
         hash_seed: text(&config.hash_seed, "hash_seed")?.unwrap_or_else(|| "vllm-none-hash".to_owned()),
         transport: p2p_transport::try_from(config.transport)?.into(),
@@ -192,6 +205,31 @@ fn region(config: &p2p_tier_config) -> Result<Region, Failure> {
             "config.num_blocks {num_blocks} times config.block_len {block_len} at {base:?} is more than memory"
         ))
     })
+}
+
+fn region_file(config: &p2p_tier_config, region: &Region) -> Result<Option<RegionFile>, Failure> {
+    let bytes = u64::from(region.num_blocks()) * region.block_len() as u64;
+    if config.region_fd <= 0 {
+        return Ok(file_behind(region.base_addr(), bytes));
+    }
+    // SAFETY: that the descriptor is open during this call is the engine's promise; one that is not is only refused.
+    let file = unsafe { BorrowedFd::borrow_raw(config.region_fd) };
+    RegionFile::of(file, config.region_offset, region.base_addr(), bytes)
+        .map(Some)
+        .map_err(|why| Failure::invalid(format!("config.region_fd: {why}")))
+}
+
+fn same_host(config: &p2p_tier_config, environment: Environment<'_>) -> Result<bool, Failure> {
+    if p2p_same_host::try_from(config.same_host)? == p2p_same_host::OFF {
+        return Ok(false);
+    }
+    match env_text(environment, "P2PKV_SAME_HOST")?.as_deref() {
+        None | Some("auto") => Ok(true),
+        Some("off") => Ok(false),
+        Some(other) => Err(Failure::invalid(format!(
+            "the environment variable P2PKV_SAME_HOST is {other:?}, expected auto or off"
+        ))),
+    }
 }
 
 fn config_fingerprint(caller: &Caller, config: &p2p_tier_config) -> Result<String, Failure> {
@@ -409,6 +447,7 @@ mod tests {
             ("P2PKV_PORT", "http"),
             ("P2PKV_MAX_PEERS", "0"),
             ("P2PKV_IDLE_TIMEOUT_S", "-1"),
+            ("P2PKV_SAME_HOST", "yes"),
         ] {
             let message = convert_in(&[(variable, value)], |_| ()).unwrap_err();
             assert!(message.contains(variable) && message.contains(value), "{message}");
@@ -439,10 +478,20 @@ mod tests {
         assert!(refused(|config| config.data_port = 70000).contains("config.data_port is 70000"));
         assert!(refused(|config| config.transport = 3).contains("transport is 3, expected 0 (AUTO)"));
         assert!(refused(|config| config.progress = 9).contains("progress is 9, expected 0 (THREAD)"));
+        assert!(refused(|config| config.same_host = 2).contains("same_host is 2, expected 0 (AUTO)"));
+        assert!(refused(|config| config.region_fd = 1 << 20).contains("config.region_fd: region_fd 1048576"));
         assert!(refused(|config| config.nixl_threads = 65).contains("config.nixl_threads is 65"));
         assert!(refused(|config| config.nixl_backends = text("UCX,,")).contains("\"UCX,,\""));
         assert!(refused(|config| config.reserved = 1).contains("config.reserved is 1"));
         assert!(refused(|config| config.load_timeout_ms = u64::MAX).contains("config.load_timeout_ms is"));
+    }
+
+    #[test]
+    fn memory_is_shared_with_peers_on_this_host_unless_that_is_off() {
+        assert!(convert(|_| ()).unwrap().same_host);
+        assert!(!convert(|config| config.same_host = 1).unwrap().same_host);
+        assert!(!convert_in(&[("P2PKV_SAME_HOST", "off")], |_| ()).unwrap().same_host);
+        assert!(convert_in(&[("P2PKV_SAME_HOST", "auto")], |_| ()).unwrap().same_host);
     }
 
     #[test]

@@ -98,12 +98,24 @@ pub enum p2p_offload_policy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 /// cbindgen:rename-all=prefix:P2P_TRANSPORT_
 pub enum p2p_transport {
-    /// NIXL where it loads, and always TCP; the best that both sides have is taken.
+    /// NIXL where it loads, and always TCP; the best that both sides have is taken: memory on the same host, see
+    /// `p2p_same_host`, then NIXL, then TCP.
     AUTO = 0,
-    /// TCP alone.
+    /// TCP alone, and memory on the same host.
     TCP = 1,
     /// NIXL alone; `p2p_tier_new` fails with P2P_STATUS_TRANSPORT_UNAVAILABLE where it does not load.
     NIXL = 2,
+}
+
+/// Whether peers on the same host copy blocks from memory to memory: `p2p_tier_config.same_host`.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// cbindgen:rename-all=prefix:P2P_SAME_HOST_
+pub enum p2p_same_host {
+    /// Where both allow it and it can be had: mapped memory, else `process_vm_readv`, else TCP with one warning.
+    AUTO = 0,
+    /// Never: TCP, or NIXL, as to any other host.
+    OFF = 1,
 }
 
 /// Who advances the tier: `p2p_tier_config.progress`.
@@ -175,6 +187,18 @@ impl TryFrom<u32> for p2p_transport {
             1 => Ok(p2p_transport::TCP),
             2 => Ok(p2p_transport::NIXL),
             _ => Err(unknown_value("transport", value, "0 (AUTO), 1 (TCP) or 2 (NIXL)")),
+        }
+    }
+}
+
+impl TryFrom<u32> for p2p_same_host {
+    type Error = Failure;
+
+    fn try_from(value: u32) -> Result<Self, Failure> {
+        match value {
+            0 => Ok(p2p_same_host::AUTO),
+            1 => Ok(p2p_same_host::OFF),
+            _ => Err(unknown_value("same_host", value, "0 (AUTO) or 1 (OFF)")),
         }
     }
 }

@@ -7,6 +7,7 @@ use super::handle::{Shared, p2p_request, p2p_tier};
 use super::last_error;
 use super::pointers::Caller;
 use super::status::p2p_status;
+use crate::host::Uncancelled;
 use crate::protocol::error::Error;
 use crate::protocol::ids::RequestId;
 use crate::tier::Tier;
@@ -98,6 +99,7 @@ pub(super) fn on_drop(name: &str, shared: std::sync::Arc<Shared>) {
 
 // Unwind safety: what a panic leaves half done is behind `shared`, which is poisoned here, or is dropped with the body.
 fn guarded(name: &str, shared: Option<&Shared>, body: impl FnOnce() -> Answer) -> p2p_status {
+    let _uncancelled = Uncancelled::begin();
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(status)) => status,
         Ok(Err(failure)) => fail(name, &failure),

@@ -13,8 +13,8 @@
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
-use std::io::Write;
-use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
@@ -23,11 +23,16 @@ use super::enums::p2p_log_level;
 use super::guard::{self, Failure};
 use super::last_error::c_text;
 use super::status::p2p_status;
+use crate::host::{ForkLock, returning, write_stderr};
 use crate::tier::{holds_lock, once_unlocked};
 
-type LogCallback =
-    unsafe extern "C" fn(user_data: *mut c_void, level: u32, target: *const c_char, message: *const c_char);
-type DropCallback = unsafe extern "C" fn(user_data: *mut c_void);
+type LogCallback = unsafe extern "C-unwind" fn(
+    user_data: *mut c_void,
+    level: u32,
+    target: *const c_char,
+    message: *const c_char,
+);
+type DropCallback = unsafe extern "C-unwind" fn(user_data: *mut c_void);
 
 /// Sends log messages to stderr, a line each.
 ///
@@ -52,7 +57,7 @@ pub extern "C" fn p2p_log_init(level: u32) -> p2p_status {
         let level = p2p_log_level::try_from(level)?;
         let filter = filter_text(level.into(), &|variable| std::env::var_os(variable))?;
         install()?;
-        DISPATCHER.replace(Some(Arc::new(Sink::stderr(&filter))));
+        Dispatcher::replace(Some(Arc::new(Sink::stderr(&filter))));
         Ok(p2p_status::OK)
     })
 }
@@ -61,7 +66,7 @@ pub extern "C" fn p2p_log_init(level: u32) -> p2p_status {
 ///
 /// The callback is made on whichever thread has something to say, with no lock of the library held, maybe on several
 /// at a time. It may call the library, this function included, but not `p2p_tier_free`; what is logged meanwhile on
-/// its own thread is not reported. It must not throw, unwind or longjmp, and it should be quick.
+/// its own thread is not reported. It must return, see the top, and should be quick.
 ///
 /// Parameters:
 /// - `level`: a `p2p_log_level`: messages beyond it are not reported.
@@ -85,7 +90,7 @@ pub extern "C" fn p2p_log_init(level: u32) -> p2p_status {
 pub unsafe extern "C" fn p2p_log_set_callback(
     level: u32,
     callback: Option<
-        unsafe extern "C" fn(
+        unsafe extern "C-unwind" fn(
             user_data: *mut c_void,
             level: u32,
             target: *const c_char,
@@ -93,7 +98,7 @@ pub unsafe extern "C" fn p2p_log_set_callback(
         ),
     >,
     user_data: *mut c_void,
-    drop: Option<unsafe extern "C" fn(user_data: *mut c_void)>,
+    drop: Option<unsafe extern "C-unwind" fn(user_data: *mut c_void)>,
 ) -> p2p_status {
     guard::run("p2p_log_set_callback", || {
         let level = p2p_log_level::try_from(level)?;
@@ -101,7 +106,7 @@ pub unsafe extern "C" fn p2p_log_set_callback(
         let sink = callback.map(|callback| {
             Arc::new(Sink::Callback(Callback { level: level.into(), callback, user_data, drop }))
         });
-        DISPATCHER.replace(sink);
+        Dispatcher::replace(sink);
         Ok(p2p_status::OK)
     })
 }
@@ -131,8 +136,11 @@ fn filter_text(level: LevelFilter, environment: Environment<'_>) -> Result<Strin
 
 /// Makes our dispatcher the process's logger (of this copy of the library), once.
 fn install() -> Result<(), Failure> {
-    static INSTALLED: OnceLock<bool> = OnceLock::new();
-    if *INSTALLED.get_or_init(|| ::log::set_logger(&DISPATCHER).is_ok()) {
+    static IS_OURS: AtomicBool = AtomicBool::new(false);
+    // One at a time, and no fork in the middle of it.
+    let _turn = SINK.lock();
+    if IS_OURS.load(Ordering::Relaxed) || ::log::set_logger(&Dispatcher).is_ok() {
+        IS_OURS.store(true, Ordering::Relaxed);
         return Ok(());
     }
     Err(Failure::new(
@@ -141,15 +149,13 @@ fn install() -> Result<(), Failure> {
     ))
 }
 
-static DISPATCHER: Dispatcher = Dispatcher { sink: RwLock::new(None) };
+static SINK: ForkLock<Option<Arc<Sink>>> = ForkLock::new(None);
 
-struct Dispatcher {
-    sink: RwLock<Option<Arc<Sink>>>,
-}
+struct Dispatcher;
 
 impl Dispatcher {
-    fn replace(&self, sink: Option<Arc<Sink>>) {
-        let mut current = self.sink.write().unwrap_or_else(PoisonError::into_inner);
+    fn replace(sink: Option<Arc<Sink>>) {
+        let mut current = SINK.lock();
         ::log::set_max_level(sink.as_ref().map_or(LevelFilter::Off, |sink| sink.max_level()));
         let replaced = std::mem::replace(&mut *current, sink);
         drop(current);
@@ -157,18 +163,18 @@ impl Dispatcher {
         drop(replaced);
     }
 
-    fn current(&self) -> Option<Arc<Sink>> {
-        self.sink.read().unwrap_or_else(PoisonError::into_inner).clone()
+    fn current() -> Option<Arc<Sink>> {
+        SINK.lock().clone()
     }
 }
 
 impl Log for Dispatcher {
     fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        self.current().is_some_and(|sink| sink.enabled(metadata))
+        Dispatcher::current().is_some_and(|sink| sink.enabled(metadata))
     }
 
     fn log(&self, record: &Record<'_>) {
-        let Some(sink) = self.current() else { return };
+        let Some(sink) = Dispatcher::current() else { return };
         if !holds_lock() {
             return sink.log(record);
         }
@@ -207,11 +213,7 @@ enum Sink {
 impl Sink {
     fn stderr(filter: &str) -> Sink {
         let mut builder = env_logger::Builder::new();
-        builder.parse_filters(filter).target(env_logger::Target::Stderr).format(|out, record| {
-            let pid = std::process::id();
-            writeln!(out, "p2pkv[{pid}] {:<5} {}: {}", record.level(), record.target(), record.args())
-        });
-        Sink::Stderr(Box::new(builder.build()))
+        Sink::Stderr(Box::new(builder.parse_filters(filter).build()))
     }
 
     fn max_level(&self) -> LevelFilter {
@@ -230,10 +232,16 @@ impl Sink {
 
     fn log(&self, record: &Record<'_>) {
         match self {
-            Sink::Stderr(logger) => logger.log(record),
+            Sink::Stderr(logger) if logger.matches(record) => write_stderr(line(record).as_bytes()),
+            Sink::Stderr(_) => {}
             Sink::Callback(callback) => callback.log(record),
         }
     }
+}
+
+fn line(record: &Record<'_>) -> String {
+    let pid = std::process::id();
+    format!("p2pkv[{pid}] {:<5} {}: {}\n", record.level(), record.target(), record.args())
 }
 
 struct Callback {
@@ -261,7 +269,9 @@ impl Callback {
         let (target, message) = (c_text(record.target()), c_text(&record.args().to_string()));
         let level = p2p_log_level::from(record.level()) as u32;
         // SAFETY: the host's own function with its own data; the texts live until it returns.
-        unsafe { (self.callback)(self.user_data, level, target.as_ptr(), message.as_ptr()) }
+        returning("the log callback", || unsafe {
+            (self.callback)(self.user_data, level, target.as_ptr(), message.as_ptr());
+        });
         IN_CALLBACK.set(false);
     }
 }
@@ -270,7 +280,7 @@ impl Drop for Callback {
     fn drop(&mut self) {
         if let Some(drop) = self.drop {
             // SAFETY: the host's own function with its own data, once, and no call is running any more.
-            unsafe { drop(self.user_data) }
+            returning("the log callback's `drop`", || unsafe { drop(self.user_data) });
         }
     }
 }
@@ -279,8 +289,8 @@ impl Drop for Callback {
 mod tests {
     use std::ffi::{CStr, OsString};
     use std::ptr::null_mut;
-    use std::sync::Mutex;
     use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::{Mutex, PoisonError};
 
     use super::*;
 
@@ -304,7 +314,7 @@ mod tests {
         (host, (&raw const *host).cast_mut().cast())
     }
 
-    unsafe extern "C" fn hear(
+    unsafe extern "C-unwind" fn hear(
         user_data: *mut c_void,
         level: u32,
         target: *const c_char,
@@ -320,7 +330,12 @@ mod tests {
         }
     }
 
-    unsafe extern "C" fn clear_myself(user_data: *mut c_void, _: u32, _: *const c_char, _: *const c_char) {
+    unsafe extern "C-unwind" fn clear_myself(
+        user_data: *mut c_void,
+        _: u32,
+        _: *const c_char,
+        _: *const c_char,
+    ) {
         let host = host(user_data);
         host.calls.fetch_add(1, Ordering::SeqCst);
         ::log::error!(target: "capi_log_test", "from inside");
@@ -329,7 +344,7 @@ mod tests {
         assert_eq!(host.drops.load(Ordering::SeqCst), 0, "not dropped while it runs");
     }
 
-    unsafe extern "C" fn count_drop(user_data: *mut c_void) {
+    unsafe extern "C-unwind" fn count_drop(user_data: *mut c_void) {
         host(user_data).drops.fetch_add(1, Ordering::SeqCst);
         // Would hang if the lock were held.
         ::log::error!(target: "capi_log_test", "while dropping");

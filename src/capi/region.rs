@@ -2,32 +2,35 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::io;
-use std::ptr::null_mut;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::enums::check_flags;
 use super::guard::{self, Failure};
 use super::pointers::Caller;
 use super::status::p2p_status;
+use crate::data::same_host::{RegionFile, SharedMemory};
+use crate::host::ForkLock;
 
-/// Address → mapped bytes of what `p2p_region_alloc` gave out.
-static REGIONS: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+/// `p2p_region_alloc`: in huge pages of the system's default size.
+pub const P2P_REGION_HUGE_PAGES: u32 = 1;
+
+/// What `p2p_region_alloc` gave out, by address.
+static REGIONS: ForkLock<BTreeMap<usize, SharedMemory>> = ForkLock::new(BTreeMap::new());
 
 /// Maps memory for a region.
 ///
-/// An engine may use any memory of its own instead; this is for those that have none yet.
+/// An engine may use any memory of its own instead. Blocks in this memory move fastest between tiers of one host: it is
+/// a memfd, which they map, and a tier over it needs no `region_fd`. A forked child shares it with its parent.
 ///
 /// Parameters:
 /// - `bytes`: how many; rounded up to whole pages.
-/// - `flags`: must be 0.
+/// - `flags`: 0 or P2P_REGION_HUGE_PAGES, which the system must have set aside (`vm.nr_hugepages`).
 /// - `base_addr_out`: zeroed, page-aligned memory; owned by caller, free with `p2p_region_free`. Written only on
 ///   P2P_STATUS_OK.
 ///
 /// Returns:
 /// - P2P_STATUS_OK
 /// - P2P_STATUS_INVALID_ARGUMENT: NULL, 0 bytes, more than memory, or a flag that is not known.
-/// - P2P_STATUS_OUT_OF_RESOURCES: the system has no such memory.
+/// - P2P_STATUS_OUT_OF_RESOURCES: the system has no such memory, or not so many huge pages free.
 /// - P2P_STATUS_PANIC: a bug in the library.
 ///
 /// Threads: any, at any time.
@@ -42,10 +45,14 @@ pub unsafe extern "C" fn p2p_region_alloc(
     let caller = unsafe { Caller::trust() };
     guard::run("p2p_region_alloc", || {
         let base_addr_out = caller.out(base_addr_out, "base_addr_out")?;
-        check_flags("flags", flags, 0, "none")?;
-        let mapped = whole_pages(bytes)?;
-        let base = map(mapped)?;
-        regions().insert(base as usize, mapped);
+        check_flags("flags", flags, P2P_REGION_HUGE_PAGES, "P2P_REGION_HUGE_PAGES")?;
+        let huge = flags & P2P_REGION_HUGE_PAGES != 0;
+        let memory = SharedMemory::new(check_bytes(bytes)?, huge).map_err(|error| {
+            let pages = if huge { " in huge pages (see vm.nr_hugepages)" } else { "" };
+            Failure::new(p2p_status::OUT_OF_RESOURCES, format!("cannot map {bytes} bytes{pages}: {error}"))
+        })?;
+        let base = memory.start();
+        REGIONS.lock().insert(base as usize, memory);
         base_addr_out.set(base);
         Ok(p2p_status::OK)
     })
@@ -71,51 +78,39 @@ pub unsafe extern "C" fn p2p_region_free(base_addr: *mut c_void) -> p2p_status {
         if base_addr.is_null() {
             return Ok(p2p_status::OK);
         }
-        let Some(mapped) = regions().remove(&(base_addr as usize)) else {
+        let freed = REGIONS.lock().remove(&(base_addr as usize));
+        if freed.is_none() {
             return Err(Failure::invalid(format!(
                 "base_addr {base_addr:?} did not come from p2p_region_alloc, or was freed before"
             )));
-        };
-        // SAFETY: exactly what `map` gave and nobody has unmapped, see the registry; that no tier uses it any more
-        // is the caller's promise.
-        match unsafe { libc::munmap(base_addr, mapped) } {
-            0 => Ok(p2p_status::OK),
-            _ => Err(Failure::new(p2p_status::OS_ERROR, format!("munmap: {}", io::Error::last_os_error()))),
         }
+        Ok(p2p_status::OK)
     })
 }
 
-fn whole_pages(bytes: u64) -> Result<usize, Failure> {
+fn check_bytes(bytes: u64) -> Result<usize, Failure> {
     if bytes == 0 {
         return Err(Failure::invalid("bytes is 0, expected the size of the region"));
     }
-    // SAFETY: sysconf has no precondition.
-    let page = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096);
-    let whole = usize::try_from(bytes).ok().and_then(|bytes| bytes.checked_next_multiple_of(page));
-    whole
-        .filter(|&whole| isize::try_from(whole).is_ok())
-        .ok_or_else(|| Failure::invalid(format!("bytes is {bytes}, more than memory")))
+    let size = isize::try_from(bytes).ok().and_then(|bytes| usize::try_from(bytes).ok());
+    size.ok_or_else(|| Failure::invalid(format!("bytes is {bytes}, more than memory")))
 }
 
-fn map(bytes: usize) -> Result<*mut c_void, Failure> {
-    let protection = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: a new mapping at an address of the system's choice touches nothing that exists.
-    let base =
-        unsafe { libc::mmap(null_mut(), bytes, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) };
-    if base == libc::MAP_FAILED {
-        let error = io::Error::last_os_error();
-        return Err(Failure::new(p2p_status::OUT_OF_RESOURCES, format!("cannot map {bytes} bytes: {error}")));
-    }
-    Ok(base)
-}
-
-fn regions() -> MutexGuard<'static, BTreeMap<usize, usize>> {
-    // One insert or remove at a time: there is no half-done state to fear.
-    REGIONS.lock().unwrap_or_else(PoisonError::into_inner)
+/// The file behind a region that lies in memory from `p2p_region_alloc`.
+pub(super) fn file_behind(base_addr: u64, bytes: u64) -> Option<RegionFile> {
+    let start = usize::try_from(base_addr).ok()?;
+    let regions = REGIONS.lock();
+    let (_, memory) = regions.range(..=start).next_back()?;
+    let (file, offset) = memory.holds(base_addr, bytes)?;
+    RegionFile::of(file, offset, base_addr, bytes)
+        .inspect_err(|why| log::warn!("same host: peers cannot map this region: {why}"))
+        .ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ptr::null_mut;
+
     use super::*;
 
     #[test]
@@ -141,7 +136,7 @@ mod tests {
         // SAFETY: live locals.
         let mut alloc = |bytes, flags| unsafe { p2p_region_alloc(bytes, flags, &mut base) };
         assert_eq!(alloc(0, 0), p2p_status::INVALID_ARGUMENT);
-        assert_eq!(alloc(1, 1), p2p_status::INVALID_ARGUMENT);
+        assert_eq!(alloc(1, 2), p2p_status::INVALID_ARGUMENT);
         assert_eq!(alloc(u64::MAX, 0), p2p_status::INVALID_ARGUMENT);
         assert_eq!(alloc(1 << 62, 0), p2p_status::OUT_OF_RESOURCES);
         assert!(base.is_null());

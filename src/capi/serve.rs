@@ -10,6 +10,7 @@ use super::handle::p2p_tier;
 use super::pointers::{Caller, filled, p2p_keys};
 use super::sized::SizeFirst;
 use super::status::p2p_status;
+use crate::host::returning;
 use crate::protocol::ids::{BlockIndex, JobId, ServeId};
 use crate::protocol::job::LookupState;
 use crate::protocol::keys::KeysView;
@@ -29,7 +30,7 @@ pub const P2P_SERVE_ON_PROGRESS_THREAD: u32 = 1;
 /// with P2P_SERVE_ON_PROGRESS_THREAD; never two at a time. They may call the library, but never `p2p_tier_free`; what
 /// waits or would change the ops under them (`p2p_tier_drain`, `p2p_wait_finished`, `p2p_wait_lookups`,
 /// `p2p_tier_set_serve_ops`) gives P2P_STATUS_UNSUPPORTED there, and `p2p_serve` does nothing. They must not block for
-/// long, and must not throw, unwind or longjmp. All but `lookup` may be NULL. Pointers that they get are borrowed for
+/// long, and must return, see the top. All but `lookup` may be NULL. Pointers that they get are borrowed for
 /// the callback.
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -44,7 +45,7 @@ pub struct p2p_serve_ops {
     pub user_data: *mut c_void,
     /// A lookup of a peer begins. The two texts are UTF-8 and have no NUL at their end.
     pub new_request: Option<
-        unsafe extern "C" fn(
+        unsafe extern "C-unwind" fn(
             user_data: *mut c_void,
             serve_id: u64,
             kv_request_id: *const c_char,
@@ -55,7 +56,7 @@ pub struct p2p_serve_ops {
     >,
     /// Which keys are there: writes a `p2p_lookup_state` for each into `states_out`, which is all MISS before.
     pub lookup: Option<
-        unsafe extern "C" fn(
+        unsafe extern "C-unwind" fn(
             user_data: *mut c_void,
             serve_id: u64,
             keys: *const p2p_keys,
@@ -67,7 +68,7 @@ pub struct p2p_serve_ops {
     /// before. A key left so is a miss after all; if all are, nothing is pinned and no result comes. NULL: every HIT
     /// is a miss.
     pub create_store_job: Option<
-        unsafe extern "C" fn(
+        unsafe extern "C-unwind" fn(
             user_data: *mut c_void,
             serve_id: u64,
             keys: *const p2p_keys,
@@ -76,9 +77,9 @@ pub struct p2p_serve_ops {
         ),
     >,
     /// The lookup is answered or given up; `serve_id` will not come again.
-    pub request_finished: Option<unsafe extern "C" fn(user_data: *mut c_void, serve_id: u64)>,
+    pub request_finished: Option<unsafe extern "C-unwind" fn(user_data: *mut c_void, serve_id: u64)>,
     /// Called exactly once, after the last callback has returned: release `user_data`.
-    pub drop: Option<unsafe extern "C" fn(user_data: *mut c_void)>,
+    pub drop: Option<unsafe extern "C-unwind" fn(user_data: *mut c_void)>,
 }
 
 // SAFETY: `repr(C)` of integers, pointers and optional functions, size first; zeros are valid in all of them.
@@ -162,7 +163,7 @@ pub unsafe extern "C" fn p2p_tier_set_serve_ops(
 
 /// The engine's callbacks. `drop` is called when the last holder lets go, so after the last callback.
 struct EngineOps {
-    lookup: unsafe extern "C" fn(*mut c_void, u64, *const p2p_keys, *mut u32),
+    lookup: unsafe extern "C-unwind" fn(*mut c_void, u64, *const p2p_keys, *mut u32),
     ops: p2p_serve_ops,
     /// Set once the tier has taken the ops: from then on `user_data` is ours to drop.
     owns_user_data: AtomicBool,
@@ -201,7 +202,7 @@ impl Drop for EngineOps {
     fn drop(&mut self) {
         if let (true, Some(drop)) = (*self.owns_user_data.get_mut(), self.ops.drop) {
             // SAFETY: the engine's own function with its own data, once, and no callback runs any more.
-            unsafe { drop(self.ops.user_data) }
+            returning("the serve op `drop`", || unsafe { drop(self.ops.user_data) });
         }
     }
 }
@@ -212,7 +213,9 @@ impl ServeOps for EngineOps {
             let text = |text: &str| (text.as_ptr().cast::<c_char>(), text.len());
             let ((id, id_len), (peer, peer_len)) = (text(kv_request_id), text(peer));
             // SAFETY: the engine's own function with its own data; the texts live until it returns.
-            unsafe { new_request(self.ops.user_data, serve.0, id, id_len, peer, peer_len) }
+            returning("the serve op `new_request`", || unsafe {
+                new_request(self.ops.user_data, serve.0, id, id_len, peer, peer_len);
+            });
         }
     }
 
@@ -223,7 +226,9 @@ impl ServeOps for EngineOps {
         };
         // SAFETY: the engine's own function with its own data; the arrays live until it returns and have one
         // entry for each key.
-        unsafe { (self.lookup)(self.ops.user_data, serve.0, &c_keys(keys), answers.as_mut_ptr()) }
+        returning("the serve op `lookup`", || unsafe {
+            (self.lookup)(self.ops.user_data, serve.0, &c_keys(keys), answers.as_mut_ptr());
+        });
         for (state, &answer) in states.iter_mut().zip(&answers) {
             *state = lookup_state(answer).unwrap_or_else(|| {
                 self.warn(&format!(
@@ -244,9 +249,9 @@ impl ServeOps for EngineOps {
         let mut indexes = filled(P2P_NO_BLOCK, blocks.len()).ok()?;
         let mut job = 0u64;
         // SAFETY: as in `lookup`.
-        unsafe {
+        returning("the serve op `create_store_job`", || unsafe {
             create_store_job(self.ops.user_data, serve.0, &c_keys(keys), &mut job, indexes.as_mut_ptr());
-        }
+        });
         for (block, &index) in blocks.iter_mut().zip(&indexes) {
             *block = (index != P2P_NO_BLOCK).then_some(BlockIndex(index));
         }
@@ -256,7 +261,9 @@ impl ServeOps for EngineOps {
     fn request_finished(&self, serve: ServeId) {
         if let Some(request_finished) = self.ops.request_finished {
             // SAFETY: the engine's own function with its own data.
-            unsafe { request_finished(self.ops.user_data, serve.0) }
+            returning("the serve op `request_finished`", || unsafe {
+                request_finished(self.ops.user_data, serve.0);
+            });
         }
     }
 }
@@ -274,12 +281,12 @@ mod tests {
 
     static DROPS: AtomicU32 = AtomicU32::new(0);
 
-    unsafe extern "C" fn count_drop(user_data: *mut c_void) {
+    unsafe extern "C-unwind" fn count_drop(user_data: *mut c_void) {
         // SAFETY: the test's own counter.
         unsafe { &*user_data.cast::<AtomicU32>() }.fetch_add(1, Ordering::SeqCst);
     }
 
-    unsafe extern "C" fn answer_by_first_byte(
+    unsafe extern "C-unwind" fn answer_by_first_byte(
         _: *mut c_void,
         _: u64,
         keys: *const p2p_keys,
@@ -294,7 +301,7 @@ mod tests {
         }
     }
 
-    unsafe extern "C" fn pin_the_second(
+    unsafe extern "C-unwind" fn pin_the_second(
         _: *mut c_void,
         _: u64,
         keys: *const p2p_keys,

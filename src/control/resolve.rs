@@ -8,10 +8,11 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender, TrySendError, bounded, unbounded};
+
+use crate::host::spawn_without_signals;
 
 /// Names asked for at the same time. One that hangs holds up the others only when this many hang.
 const MAX_WORKERS: usize = 4;
@@ -122,7 +123,7 @@ impl Resolver {
             answers: self.answer_to.clone(),
             unanswered: Arc::clone(&self.unanswered),
         };
-        let started = thread::Builder::new().name("p2pkv-resolve".to_owned()).spawn(move || worker.run());
+        let started = spawn_without_signals("p2pkv-resolve", move || worker.run());
         match started {
             Ok(_) => self.workers += 1,
             // The workers that run will get to it.

@@ -21,6 +21,7 @@ use std::time::Duration;
 
 use crate::control::ControlReceiver;
 use crate::data::Region;
+use crate::data::same_host::RegionFile;
 use crate::protocol::config::{Limits, Timeouts};
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{BlockIndex, JobId, PeerId, RequestId, ServeId};
@@ -73,6 +74,10 @@ pub struct TierConfig {
     /// Threads of NIXL's own that share a large transfer. 0 = none.
     pub nixl_threads: usize,
     pub region: Region,
+    /// What the region is a mapping of, if peers on this host may map it.
+    pub region_file: Option<RegionFile>,
+    /// Whether peers on this host are to copy from memory to memory.
+    pub same_host: bool,
     /// 16 hex digits or empty.
     pub config_fingerprint: String,
     pub hash_seed: String,
@@ -263,6 +268,15 @@ impl Drop for Alarm<'_> {
     }
 }
 
+/// The last thing that the end of a tier does, on every way out of it.
+struct CloseTransports<'a>(&'a Shared);
+
+impl Drop for CloseTransports<'_> {
+    fn drop(&mut self) {
+        self.0.close_transports();
+    }
+}
+
 /// Waiters look again so often even if nobody tells them to: the change may have come between the look and the wait, or
 /// the thread that made the progress for all may have left.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
@@ -300,6 +314,8 @@ impl Tier {
             shared.stop.store(true, Ordering::Release);
             return shared.end_waits();
         }
+        // Also when something here panics: whoever holds the tier still, no socket and no region stays in use.
+        let _close = CloseTransports(shared);
         let quiet = |core: &Core| !core.manager.has_transfers_or_loads();
         let drained = shared.wait_until(shared.clock.deadline(Some(DRAIN)), quiet);
         if matches!(drained, Ok(false)) {
@@ -326,7 +342,6 @@ impl Tier {
         }
         let serving = shared.serving().take();
         shared.close_contexts(serving.as_ref());
-        shared.close_transports();
     }
 
     /// Waits until no transfer is under way and no load is open; nothing is aborted. False if `timeout` came first

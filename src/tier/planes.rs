@@ -67,13 +67,14 @@ impl Planes {
             port: config.data_port,
             streams: config.tcp_streams,
             congestion: config.tcp_congestion.clone(),
+            same_host: config.same_host,
             ..TcpConfig::default()
         };
-        let tcp = TcpTransport::new(config.region, &settings)?;
+        let tcp = TcpTransport::with_file(config.region, &settings, config.region_file.clone())?;
         log::info!("tcp data plane: port {}", tcp.local_port());
         self.local.preference.push(TransportKind::Tcp);
-        self.local.tcp =
-            Some(LocalTcp { addresses: Vec::new(), port: tcp.local_port(), host_identity: host_identity() });
+        let host_identity = if config.same_host { host_identity() } else { String::new() };
+        self.local.tcp = Some(LocalTcp { addresses: Vec::new(), port: tcp.local_port(), host_identity });
         self.transports.push(Box::new(tcp));
         Ok(())
     }
@@ -87,9 +88,13 @@ fn bind_ip(host: &str) -> Result<IpAddr> {
     addresses.first().map(SocketAddr::ip).ok_or_else(|| invalid("it has no address".to_owned()))
 }
 
-/// Equal for all processes that run on this kernel since it booted.
+/// Equal for all processes of one network namespace on a kernel since it booted: those that can reach one another's Unix
+/// sockets.
 fn host_identity() -> String {
-    std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
-        .map(|text| text.trim().to_owned())
-        .unwrap_or_default()
+    let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
+    let namespace = std::fs::read_link("/proc/self/ns/net");
+    match (boot, namespace) {
+        (Ok(boot), Ok(namespace)) => format!("{} {}", boot.trim(), namespace.display()),
+        _ => String::new(),
+    }
 }

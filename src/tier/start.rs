@@ -3,12 +3,12 @@
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::sync::{Arc, Condvar, Mutex};
 
-use crate::control::zmq::{self, ZmqConfig};
+use crate::control::zmq::{self, ZmqConfig, ZmqReceiver, ZmqSender};
 use crate::control::{ControlReceiver, ControlSender};
-use crate::data::tcp::spawn_without_signals;
+use crate::host::spawn_without_signals;
 use crate::protocol::config::CoreConfig;
 use crate::protocol::error::{Error, ErrorKind, Result};
-use crate::protocol::ids::Instance;
+use crate::protocol::ids::{Instance, PeerId};
 use crate::protocol::manager::Manager;
 
 use super::clock::Clock;
@@ -20,14 +20,7 @@ use super::results::ResultQueue;
 use super::{ProgressMode, Shared, Tier, TierConfig};
 
 pub fn tier(config: TierConfig) -> Result<Tier> {
-    let (local_id, sender, receiver) = zmq::open(&ZmqConfig {
-        bind_host: config.host.clone(),
-        port: config.port,
-        advertised_host: config.advertised_host.clone(),
-        max_message_bytes: config.limits.message_bytes,
-        max_peers: config.max_peers,
-        ..ZmqConfig::default()
-    })?;
+    let (local_id, sender, receiver) = open_control(&config)?;
     let Planes { transports, local } = Planes::start(&config)?;
     let core_config = CoreConfig {
         local_id: local_id.clone(),
@@ -79,6 +72,22 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
         ProgressMode::Caller => None,
     };
     Ok(Tier { shared, thread: Mutex::new(thread) })
+}
+
+/// On a thread of its own: those that libzmq starts are born with its name and without signals.
+fn open_control(config: &TierConfig) -> Result<(PeerId, ZmqSender, ZmqReceiver)> {
+    let control = ZmqConfig {
+        bind_host: config.host.clone(),
+        port: config.port,
+        advertised_host: config.advertised_host.clone(),
+        max_message_bytes: config.limits.message_bytes,
+        max_peers: config.max_peers,
+        ..ZmqConfig::default()
+    };
+    let opening = spawn_without_signals("p2pkv-zmq", move || zmq::open(&control)).map_err(|error| {
+        Error::new(ErrorKind::OutOfResources, format!("cannot start the control socket's threads: {error}"))
+    })?;
+    opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 fn spawn(shared: &Arc<Shared>) -> Result<std::thread::JoinHandle<()>> {

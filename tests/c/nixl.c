@@ -1,10 +1,8 @@
 /* Two tiers over NIXL, in a host that has its own signal handlers. Says "no nixl: ..." where there is none. */
-#include "check.h"
+#define _GNU_SOURCE
+#include "manners/host.h"
 
-#include <signal.h>
-#include <time.h>
-
-enum { BLOCKS = 16, BLOCK_LEN = 4096, SIGNALS = 32 };
+enum { SIGNALS = 32 };
 
 static struct sigaction handlers[SIGNALS];
 
@@ -104,6 +102,7 @@ int main(void) {
   CHECK(memcmp((char *)memory[1] + 8 * BLOCK_LEN, (char *)memory[0] + 3 * BLOCK_LEN, BLOCK_LEN) == 0);
   CHECK(memcmp((char *)memory[1] + 1 * BLOCK_LEN, (char *)memory[0] + 4 * BLOCK_LEN, BLOCK_LEN) == 0);
   look_at_handlers(1);
+  CHECK(check_that_library_threads_take_no_signals() > 0);
   idle_is_idle();
   p2p_tier_free(consumer);
   p2p_tier_free(producer);

@@ -97,6 +97,9 @@ fn structs() -> Vec<Struct> {
             idle_timeout_ms,
             nixl_backends,
             nixl_threads,
+            same_host,
+            region_offset,
+            region_fd,
             reserved,
         }),
         structure!(p2p_request_options {
@@ -187,6 +190,7 @@ fn enums() -> Vec<Enum> {
         enumeration!(p2p_lookup_state "P2P_LOOKUP_" { MISS, HIT, RETRY, PENDING }),
         enumeration!(p2p_offload_policy "P2P_OFFLOAD_" { CHUNK_LEVEL, REQUEST_LEVEL }),
         enumeration!(p2p_transport "P2P_TRANSPORT_" { AUTO, TCP, NIXL }),
+        enumeration!(p2p_same_host "P2P_SAME_HOST_" { AUTO, OFF }),
         enumeration!(p2p_progress "P2P_PROGRESS_" { THREAD, CALLER }),
         enumeration!(p2p_peer_state "P2P_PEER_" { CONNECTING, HANDSHAKE, READY, DRAINING, BACKING_OFF }),
         enumeration!(p2p_unpublish_state "P2P_UNPUBLISH_" { REMOVED, BUSY, NOT_FOUND }),
@@ -211,6 +215,7 @@ fn constants() -> Vec<(&'static str, u64)> {
         ("P2P_TIMEOUT_INFINITE", P2P_TIMEOUT_INFINITE),
         ("P2P_NO_BLOCK", P2P_NO_BLOCK.into()),
         ("P2P_SERVE_ON_PROGRESS_THREAD", P2P_SERVE_ON_PROGRESS_THREAD.into()),
+        ("P2P_REGION_HUGE_PAGES", P2P_REGION_HUGE_PAGES.into()),
     ]
 }
 

@@ -3,5 +3,6 @@
 mod abi;
 mod elf;
 mod header;
+mod manners;
 mod programs;
 mod toolchain;

@@ -98,27 +98,39 @@ pub fn bounded(program: &Path) -> Command {
 
 /// Links `source` of tests/c with the shared library, found again by its soname.
 pub fn link_shared(source: &str, folder: &Path) -> PathBuf {
+    link_with(source, folder, &[])
+}
+
+/// As [`link_shared`], with more objects or libraries.
+pub fn link_with(source: &str, folder: &Path, more: &[&Path]) -> PathBuf {
     let library = shared_library();
     for name in ["libp2pkv.so", "libp2pkv.so.0"] {
         std::os::unix::fs::symlink(&library, folder.join(name)).unwrap();
     }
-    let program = folder.join("shared");
-    let mut compile = Compiler::C11.start();
-    compile.arg(root().join("tests/c").join(source)).args(["-x", "none", "-o"]).arg(&program);
-    compile
-        .arg("-L")
-        .arg(folder)
-        .arg(format!("-Wl,-rpath,{}", folder.display()))
-        .args(["-lp2pkv", "-lpthread"]);
-    succeed(&mut compile);
+    let rpath = format!("-Wl,-rpath,{}", folder.display());
+    let mut link = start_link(source, &folder.join("shared"));
+    link.args(more).arg("-L").arg(folder).arg(rpath).args(["-lp2pkv", "-lpthread", "-lm"]);
+    succeed(&mut link);
+    folder.join("shared")
+}
+
+/// For a program that loads the library itself.
+pub fn link_without(source: &str, folder: &Path) -> PathBuf {
+    let program = folder.join("alone");
+    succeed(start_link(source, &program).args(["-lpthread", "-ldl"]));
     program
 }
 
 pub fn link_static(source: &str, folder: &Path) -> PathBuf {
     let program = folder.join("static");
-    let mut compile = Compiler::C11.start();
-    compile.arg(root().join("tests/c").join(source)).args(["-x", "none", "-o"]).arg(&program);
-    compile.arg(static_library()).args(["-lstdc++", "-lm", "-lpthread", "-ldl"]);
-    succeed(&mut compile);
+    let mut link = start_link(source, &program);
+    link.arg(static_library()).args(["-lstdc++", "-lm", "-lpthread", "-ldl"]);
+    succeed(&mut link);
     program
+}
+
+fn start_link(source: &str, program: &Path) -> Command {
+    let mut link = Compiler::C11.start();
+    link.arg(root().join("tests/c").join(source)).args(["-x", "none", "-o"]).arg(program);
+    link
 }

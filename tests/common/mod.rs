@@ -34,6 +34,8 @@ pub struct NodeOptions {
     pub timeouts: Timeouts,
     pub max_peers: usize,
     pub transport: TransportChoice,
+    /// Whether peers read this one's memory themselves.
+    pub same_host: bool,
     pub limits: Limits,
 }
 
@@ -51,6 +53,7 @@ impl Default for NodeOptions {
             max_peers: 128,
             // What is the same wherever the tests run; tests of NIXL choose it.
             transport: TransportChoice::Tcp,
+            same_host: true,
             limits: Limits::default(),
         }
     }
@@ -76,6 +79,8 @@ impl Node {
             nixl_backends: vec!["UCX".to_owned()],
             nixl_threads: 0,
             region: memory,
+            region_file: None,
+            same_host: options.same_host,
             config_fingerprint: options.fingerprint,
             hash_seed: options.hash_seed,
             transport: options.transport,

@@ -8,6 +8,8 @@ use std::thread;
 
 use crossbeam_channel::bounded;
 
+use crate::host::default_stack_size;
+
 /// Mailboxes and epoll sets of the context (5), ROUTER and listener (2), the sender's epoll set and waker (2); twice
 /// the mailboxes where libzmq was built without eventfd.
 pub const DESCRIPTORS_OF_A_TIER: usize = 16;
@@ -28,18 +30,19 @@ pub fn descriptors(count: usize) -> Result<(), String> {
     })
 }
 
-/// Starts `count` threads that run at the same time, and ends them.
+/// Starts `count` threads that run at the same time, with stacks as large as libzmq's will be, and ends them.
 pub fn threads(count: usize) -> Result<(), String> {
     let (keep_running, until_dropped) = bounded::<()>(0);
+    let stack = default_stack_size();
     let started: std::io::Result<Vec<_>> = (0..count)
         .map(|_| {
             let until_dropped = until_dropped.clone();
-            thread::Builder::new().spawn(move || until_dropped.recv().unwrap_or(()))
+            thread::Builder::new().stack_size(stack).spawn(move || until_dropped.recv().unwrap_or(()))
         })
         .collect();
     drop(keep_running);
     let threads = started.map_err(|error| {
-        format!("{count} threads are needed and the system refused ({error}); raise the limit of processes (ulimit -u)")
+        format!("{count} threads are needed and the system refused ({error}); raise the limits of processes and of memory (ulimit -u, -v)")
     })?;
     for thread in threads {
         // They do nothing that could panic.

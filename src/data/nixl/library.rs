@@ -6,9 +6,11 @@
 use std::ffi::{CStr, CString, OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
 
 use super::search::{self, LIBRARY};
+use crate::host::ForkLock;
 
 /// Every function of the library that [`super::agent`] comes to call.
 const FUNCTIONS: [&CStr; 30] = [
@@ -55,21 +57,61 @@ pub(super) struct Library {
 
 /// Loads the library, once, and says which file it is. Or gives the places that were tried, each with what was wrong.
 pub(super) fn load() -> Result<(Library, PathBuf), String> {
-    static LOADED: Mutex<Option<PathBuf>> = Mutex::new(None);
-    let mut loaded = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    let path = match &*loaded {
-        Some(path) => path.clone(),
-        None => {
-            let program = std::env::args_os().next().map(PathBuf::from);
-            let path = open_first(&search::candidates(&environment, program.as_deref()))?;
-            // UCX itself is loaded later, with its plug-in.
+    static LOADING: ForkLock<Loading> = ForkLock::new(Loading::NotLoaded);
+    let this_process = std::process::id();
+    loop {
+        let mut loading = LOADING.lock();
+        match &*loading {
+            Loading::Loaded(path) => return Ok((Library { _loaded: () }, path.clone())),
+            Loading::By(process) if *process != this_process => {
+                return Err(format!(
+                    "NIXL was being loaded when this process was forked from process {process}"
+                ));
+            }
+            Loading::By(_) => {}
+            Loading::NotLoaded => {
+                *loading = Loading::By(this_process);
+                break;
+            }
+        }
+        drop(loading);
+        thread::park_timeout(LOOK_AGAIN);
+    }
+    let program = std::env::args_os().next().map(PathBuf::from);
+    let opened = open_first(&search::candidates(&environment, program.as_deref()));
+    let mut loading = LOADING.lock();
+    match opened {
+        Ok(path) => {
+            // UCX itself is loaded later, with its plug-in. With the lock held: a fork may not come in the middle of a
+            // change of the environment.
             prepare_environment_of_ucx();
             prepare_plugin_directory(&path);
-            loaded.insert(path).clone()
+            *loading = Loading::Loaded(path.clone());
+            Ok((Library { _loaded: () }, path))
         }
-    };
-    Ok((Library { _loaded: () }, path))
+        Err(why) => {
+            *loading = Loading::NotLoaded;
+            Err(why)
+        }
+    }
 }
+
+/// How far loading has come in this process. The library's constructors run without the lock held.
+///
+/// ```text
+/// NotLoaded ──► By(process) ──► Loaded
+///     ▲              │
+///     └── not found ─┘
+/// ```
+enum Loading {
+    NotLoaded,
+    /// A thread of this process is at it.
+    By(u32),
+    Loaded(PathBuf),
+}
+
+/// While another thread loads.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 fn open_first(candidates: &[PathBuf]) -> Result<PathBuf, String> {
     let mut tried = Vec::new();

@@ -21,8 +21,9 @@ use crossbeam_channel::{Receiver, Sender};
 
 use self::descriptors::RemoteRegion;
 use self::thread::{Command, Target};
-use super::tcp::{EventFd, EventSink, spawn_without_signals};
+use super::tcp::{EventFd, EventSink};
 use super::{DataEvent, DataTransport, Disarm, PeerOffer, Region};
+use crate::host::spawn_without_signals;
 use crate::protocol::config::TransportKind;
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{BlockIndex, BlockPair, LoadToken, SessionId, TransferId};

@@ -20,7 +20,6 @@ mod thread;
 
 pub(in crate::data) use reactor::EventSink;
 pub(in crate::data) use sys::EventFd;
-pub use sys::spawn_without_signals;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -40,6 +39,7 @@ use self::sys::{Epoll, Interest};
 use self::thread::{Command, Shared};
 use super::same_host::RegionFile;
 use super::{DataEvent, DataTransport, Disarm, PeerOffer, Region};
+use crate::host::spawn_without_signals;
 use crate::protocol::config::TransportKind;
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{BlockIndex, BlockPair, LoadToken, SessionId, TransferId};
@@ -137,7 +137,7 @@ impl TcpTransport {
         let thread = {
             let (shared, config) = (Arc::clone(&shared), Arc::clone(&config));
             let sink = EventSink::new(event_queue.clone(), Arc::clone(&ready));
-            sys::spawn_without_signals("p2pkv-tcp", move || {
+            spawn_without_signals("p2pkv-tcp", move || {
                 let reactor = Reactor::new(config, (region, file), epoll, sink);
                 thread::run(shared, command_queue, reactor, doors);
             })

@@ -1,9 +1,8 @@
-//! The few system calls that no crate of ours wraps: epoll, eventfd, and a thread that takes no signals.
+//! The few system calls that no crate of ours wraps: epoll and eventfd.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// What epoll is told about a descriptor, and says back.
@@ -139,34 +138,6 @@ pub(super) fn set_receive_low_water(socket: &impl AsRawFd, bytes: usize) -> io::
     let result =
         unsafe { libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_RCVLOWAT, (&raw const value).cast(), 4) };
     check(result).map(drop)
-}
-
-/// Starts a thread on which every signal is blocked from its first instruction, so that the host's handlers run on
-/// the host's threads.
-pub fn spawn_without_signals(name: &str, body: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    let before = set_signal_mask(&full_signal_set())?;
-    let spawned = thread::Builder::new().name(name.to_owned()).spawn(body);
-    set_signal_mask(&before)?;
-    spawned
-}
-
-fn full_signal_set() -> libc::sigset_t {
-    // SAFETY: sigset_t is plain bits, valid when zero; sigfillset then writes all of it.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&raw mut all);
-        all
-    }
-}
-
-/// Sets the calling thread's mask and gives back the one before.
-fn set_signal_mask(mask: &libc::sigset_t) -> io::Result<libc::sigset_t> {
-    // SAFETY: as in `full_signal_set`; both pointers are valid for the call.
-    let (result, before) = unsafe {
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        (libc::pthread_sigmask(libc::SIG_SETMASK, mask, &raw mut before), before)
-    };
-    if result == 0 { Ok(before) } else { Err(io::Error::from_raw_os_error(result)) }
 }
 
 fn check(result: i32) -> io::Result<usize> {

@@ -1,0 +1,2 @@
+// What a C program cannot do by itself.
+extern "C" void throw_exception() { throw 42; }
