@@ -1925,9 +1925,8 @@ p2p_status p2p_tier_stats(const struct p2p_tier *tier,
                           struct p2p_tier_statistics *stats_out);
 
 /**
- * The tier's metrics as OpenMetrics text. Not in this version: always P2P_STATUS_UNSUPPORTED.
- *
- * P2P_FEATURE_METRICS in `p2p_features` will say when it is there. Until then `p2p_tier_stats` has the numbers.
+ * The tier's metrics as OpenMetrics text: what `p2p_tier_stats` tells, and bytes by peer. Every metric begins with
+ * `p2pkv_` and has the label `tier`, which is `p2p_tier_local_id`.
  *
  * Parameters:
  * - `tier`: borrowed for this call.
@@ -1936,9 +1935,11 @@ p2p_status p2p_tier_stats(const struct p2p_tier *tier,
  * - `len_out`: length of the whole text without NUL.
  *
  * Returns:
- * - P2P_STATUS_UNSUPPORTED
+ * - P2P_STATUS_OK
+ * - P2P_STATUS_TRUNCATED: `cap` is not larger than `*len_out`; `buf` has as much as fits. Peers may come between two
+ *   calls: leave some room.
  * - P2P_STATUS_INVALID_ARGUMENT: NULL.
- * - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
+ * - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
  *
  * Threads: any, at any time.
  * Since: 0.1.0

@@ -370,7 +370,7 @@ class Tier:
         return Statistics(*(getattr(stats, name) for name in Statistics._fields))
 
     def metrics_text(self) -> str:
-        """Prometheus text. Raises ``Unsupported`` where the library has none."""
+        """OpenMetrics text, for Prometheus and others."""
         with self._handle as tier:
             return copied_text(library().p2p_tier_metrics_text, tier)
 

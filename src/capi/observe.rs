@@ -3,12 +3,12 @@
 use std::ffi::c_char;
 
 use super::enums::p2p_peer_state;
-use super::guard::{self, Failure};
+use super::guard;
 use super::handle::p2p_tier;
 use super::pointers::Caller;
 use super::sized::{Element, SizeFirst};
 use super::status::p2p_status;
-use super::strings::field;
+use super::strings::{copy_out, field};
 use crate::protocol::job::Stats;
 use crate::tier::PeerSummary;
 
@@ -223,9 +223,8 @@ pub unsafe extern "C" fn p2p_tier_stats(
     })
 }
 
-/// The tier's metrics as OpenMetrics text. Not in this version: always P2P_STATUS_UNSUPPORTED.
-///
-/// P2P_FEATURE_METRICS in `p2p_features` will say when it is there. Until then `p2p_tier_stats` has the numbers.
+/// The tier's metrics as OpenMetrics text: what `p2p_tier_stats` tells, and bytes by peer. Every metric begins with
+/// `p2pkv_` and has the label `tier`, which is `p2p_tier_local_id`.
 ///
 /// Parameters:
 /// - `tier`: borrowed for this call.
@@ -234,9 +233,11 @@ pub unsafe extern "C" fn p2p_tier_stats(
 /// - `len_out`: length of the whole text without NUL.
 ///
 /// Returns:
-/// - P2P_STATUS_UNSUPPORTED
+/// - P2P_STATUS_OK
+/// - P2P_STATUS_TRUNCATED: `cap` is not larger than `*len_out`; `buf` has as much as fits. Peers may come between two
+///   calls: leave some room.
 /// - P2P_STATUS_INVALID_ARGUMENT: NULL.
-/// - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
+/// - P2P_STATUS_WRONG_PROCESS, P2P_STATUS_SHUT_DOWN, P2P_STATUS_PANIC, P2P_STATUS_POISONED: see the top.
 ///
 /// Threads: any, at any time.
 /// Since: 0.1.0
@@ -249,12 +250,7 @@ pub unsafe extern "C" fn p2p_tier_metrics_text(
 ) -> p2p_status {
     // SAFETY: the pointers are those of this call, as its documentation says.
     let caller = unsafe { Caller::trust() };
-    guard::on_tier("p2p_tier_metrics_text", &caller, tier, |_| {
-        caller.out_array(buf, cap, "buf")?;
-        caller.out(len_out, "len_out")?;
-        Err(Failure::new(
-            p2p_status::UNSUPPORTED,
-            "metrics come with a later version of libp2pkv; p2p_tier_stats has the counters",
-        ))
+    guard::on_tier("p2p_tier_metrics_text", &caller, tier, |tier| {
+        copy_out(&caller, &tier.metrics_text()?, buf, cap, len_out)
     })
 }

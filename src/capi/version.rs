@@ -60,7 +60,10 @@ pub extern "C" fn p2p_abi_version() -> u32 {
 /// Since: 0.1.0
 #[unsafe(no_mangle)]
 pub extern "C" fn p2p_features() -> u64 {
-    P2P_FEATURE_TCP | P2P_FEATURE_SAME_HOST | if cfg!(feature = "nixl") { P2P_FEATURE_NIXL } else { 0 }
+    P2P_FEATURE_TCP
+        | P2P_FEATURE_SAME_HOST
+        | P2P_FEATURE_METRICS
+        | if cfg!(feature = "nixl") { P2P_FEATURE_NIXL } else { 0 }
 }
 
 const fn c_text(text: &'static str) -> &'static std::ffi::CStr {

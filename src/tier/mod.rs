@@ -6,6 +6,7 @@
 mod clock;
 mod core;
 mod lock;
+mod metrics;
 mod planes;
 mod poller;
 mod progress;
@@ -562,6 +563,13 @@ impl Tier {
     pub fn stats(&self) -> Result<Stats> {
         let stats = self.shared.call(|manager, _| Ok(manager.stats()))?;
         Ok(Stats { results_queued: self.shared.results.len() as u64, ..stats })
+    }
+
+    /// What `stats` and `peers` tell, as OpenMetrics text.
+    pub fn metrics_text(&self) -> Result<String> {
+        let (stats, peers) = (self.stats()?, self.peers()?);
+        metrics::text(self.shared.local_id.as_str(), stats, peers)
+            .map_err(|error| Error::new(ErrorKind::Os, format!("metrics cannot be written: {error}")))
     }
 }
 

@@ -25,6 +25,8 @@ pub struct Tier {
     tier: *mut p2p_tier,
     requests: BTreeMap<String, *mut p2p_request>,
     region: *mut [u8],
+    /// The region came from the library.
+    shared: bool,
     block_len: usize,
     /// How long each call took that must not wait.
     calls: Vec<Duration>,
@@ -59,12 +61,26 @@ fn number(value: &Value, field: &str) -> u64 {
     value[field].as_u64().unwrap_or(0)
 }
 
+/// `peer::Memory`, as it comes over the line.
+const APART: u64 = 0;
+const SHARED: u64 = 2;
+
+fn allocate(bytes: usize, shared: bool) -> *mut [u8] {
+    if !shared {
+        return Box::into_raw(vec![0u8; bytes].into_boxed_slice());
+    }
+    let mut base = null_mut();
+    // SAFETY: a living local.
+    checked(unsafe { p2p_region_alloc(bytes as u64, 0, &mut base) }).unwrap();
+    slice_from_raw_parts_mut(base.cast(), bytes)
+}
+
 impl Tier {
     pub fn new(options: &Value) -> Result<Tier, Refusal> {
         let (num_blocks, block_len) = (number(options, "num_blocks"), number(options, "block_len"));
         let block_len = usize::try_from(block_len).unwrap();
-        let memory = vec![0u8; usize::try_from(num_blocks).unwrap() * block_len].into_boxed_slice();
-        let region = Box::into_raw(memory);
+        let memory = number(options, "memory");
+        let region = allocate(usize::try_from(num_blocks).unwrap() * block_len, memory == SHARED);
         let said = |field: &str| options[field].as_str().unwrap_or("").to_owned();
         let (host, fingerprint, hash_seed) = (said("host"), said("fingerprint"), said("hash_seed"));
         let advertised_host = said("advertised_host");
@@ -85,6 +101,7 @@ impl Tier {
             config.progress = small("progress");
             // What is promised of tcp, above all its fence, is looked at; also where NIXL is installed.
             config.transport = p2p_transport::TCP as u32;
+            config.same_host = if memory == APART { p2p_same_host::OFF } else { p2p_same_host::AUTO } as u32;
             config.advertised_host = text(&advertised_host);
             config.max_peers = small("max_peers");
             config.handshake_timeout_ms = number(options, "handshake_ms");
@@ -94,7 +111,16 @@ impl Tier {
             config.unbound_store_timeout_ms = number(options, "unbound_store_ms");
             p2p_tier_new(&config, &mut tier)
         })?;
-        Ok(Tier { tier, requests: BTreeMap::new(), region, block_len, calls: Vec::new(), polled: Vec::new() })
+        let shared = memory == SHARED;
+        Ok(Tier {
+            tier,
+            requests: BTreeMap::new(),
+            region,
+            shared,
+            block_len,
+            calls: Vec::new(),
+            polled: Vec::new(),
+        })
     }
 
     pub fn id(&self) -> String {
@@ -311,6 +337,7 @@ impl Tier {
             json!({
                 "peer": from_c(&info.peer_id),
                 "state": info.state,
+                "transport": from_c(&info.transport),
                 "detail": from_c(&info.detail),
                 "transfers_live": info.transfers_live,
             })
@@ -367,7 +394,11 @@ impl Tier {
             if !finish_first {
                 finish_all(&requests, p2p_status::SHUT_DOWN);
             }
-            drop(Box::from_raw(slice_from_raw_parts_mut(self.region.cast::<u8>(), self.region.len())));
+            if self.shared {
+                checked(p2p_region_free(self.region.cast())).unwrap();
+            } else {
+                drop(Box::from_raw(slice_from_raw_parts_mut(self.region.cast::<u8>(), self.region.len())));
+            }
             took
         }
     }

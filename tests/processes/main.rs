@@ -19,4 +19,5 @@ mod leaving;
 mod names;
 mod pulls;
 mod rest;
+mod same_host;
 mod strangers;

@@ -43,6 +43,19 @@ pub struct Config {
     pub store_ms: u64,
     pub unbound_store_ms: u64,
     pub max_peers: u32,
+    pub memory: Memory,
+}
+
+/// How others on this host get at an engine's blocks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Memory {
+    /// Over tcp, as from any other host: what is promised of that, above all its fence, is looked at everywhere else.
+    #[default]
+    Apart,
+    /// By `process_vm_readv`.
+    Own,
+    /// Mapped.
+    Shared,
 }
 
 impl Default for Config {
@@ -63,6 +76,7 @@ impl Default for Config {
             store_ms: 0,
             unbound_store_ms: 0,
             max_peers: 0,
+            memory: Memory::Apart,
         }
     }
 }
@@ -199,6 +213,7 @@ impl Engine {
             "load_ms": config.load_ms,
             "lookup_ms": config.lookup_ms,
             "max_peers": config.max_peers,
+            "memory": config.memory as u64,
             "store_ms": config.store_ms,
             "unbound_store_ms": config.unbound_store_ms,
         }))?;
@@ -395,6 +410,14 @@ impl Engine {
 
     pub fn peers(&mut self) -> Value {
         self.get(json!({ "do": "peers" }))
+    }
+
+    /// How blocks go to a peer, and why so.
+    pub fn transport_to(&mut self, peer: &str) -> (String, String) {
+        let peers = self.peers();
+        let said = peers.as_array().unwrap().iter().find(|known| known["peer"] == peer).unwrap();
+        let text = |field: &str| said[field].as_str().unwrap().to_owned();
+        (text("transport"), text("detail"))
     }
 
     /// Waits until no job, request, pin or transfer is left. `published` keys may be.

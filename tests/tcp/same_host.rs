@@ -106,7 +106,7 @@ fn name_of(port: u16) -> SocketAddr {
 
 fn handover(base_addr: u64, num_blocks: u32) -> Vec<u8> {
     let mut bytes = b"kvHO".to_vec();
-    bytes.extend([0; 4]);
+    bytes.extend(std::process::id().to_le_bytes());
     bytes.extend(base_addr.to_le_bytes());
     bytes.extend(0_u64.to_le_bytes());
     bytes.extend(num_blocks.to_le_bytes());

@@ -103,9 +103,11 @@ mod x86 {
             type Lines = unsafe fn(*mut u8, *const u8, usize);
             let mut ways: Vec<Lines> = vec![lines_128];
             if is_x86_feature_detected!("avx2") {
+                // SAFETY: the processor has it.
                 ways.push(|to, from, lines| unsafe { lines_256(to, from, lines) });
             }
             if is_x86_feature_detected!("avx512f") {
+                // SAFETY: the processor has it.
                 ways.push(|to, from, lines| unsafe { lines_512(to, from, lines) });
             }
             for way in ways {

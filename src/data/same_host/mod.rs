@@ -35,6 +35,10 @@ use crate::protocol::ids::{BlockIndex, BlockPair};
 /// What a writer says of its region on a Unix socket; `file` comes beside the bytes.
 #[derive(Debug)]
 pub(in crate::data) struct Handover {
+    /// As the writer calls itself.
+    pub process: u32,
+    /// A thread of it that lives as long as the connection.
+    pub thread: u32,
     pub base_addr: u64,
     pub num_blocks: u32,
     /// Where block 0 begins in the file.
@@ -56,7 +60,7 @@ enum Access {
 impl Source {
     /// Tries the ways in their order. `Err` says why none of them works.
     pub fn open(handover: Handover, block_len: usize, socket: &impl AsFd) -> Result<Source, String> {
-        let Handover { base_addr, num_blocks, file_offset, file } = handover;
+        let Handover { process, thread, base_addr, num_blocks, file_offset, file } = handover;
         let bytes = u64::from(num_blocks) * block_len as u64;
         let mapped = match file {
             Some(file) => Mapping::new(&file, file_offset, bytes).map_err(|why| format!("mapping it: {why}")),
@@ -67,7 +71,7 @@ impl Source {
             Ok(mapping) => return Ok(source(Access::Mapped(mapping))),
             Err(why) => why,
         };
-        match VmReader::new(socket, base_addr, bytes) {
+        match VmReader::new(socket, (process, thread), (base_addr, bytes)) {
             Ok(reader) => {
                 log::debug!("same host: process_vm_readv is used ({why_not_mapped})");
                 Ok(source(Access::VmRead(reader)))

@@ -13,7 +13,8 @@ use super::Piece;
 const MAX_VECTORS: usize = 1024;
 
 pub(super) struct VmReader {
-    pid: Pid,
+    /// By whose number the memory is read. That of a thread: a process whose main thread has ended has none under its own.
+    thread: Pid,
     /// Tells of the process's end: its number may then be another's.
     process: OwnedFd,
     base_addr: usize,
@@ -27,15 +28,23 @@ pub(super) struct VmReader {
 unsafe impl Send for VmReader {}
 
 impl VmReader {
-    /// The process at the other end of the socket, if it may be read from.
-    pub fn new(socket: &impl AsFd, base_addr: u64, bytes: u64) -> Result<VmReader, String> {
+    /// The process at the other end of the socket, if it may be read from. `named`: as it calls itself and one of its
+    /// threads, which means nothing where it lives in another PID namespace.
+    pub fn new(
+        socket: &impl AsFd,
+        named: (u32, u32),
+        (base_addr, bytes): (u64, u64),
+    ) -> Result<VmReader, String> {
         let pid = socket_peercred(socket).map_err(|error| format!("whose it is: {error}"))?.pid;
+        let is_its_own_name = pid.as_raw_nonzero().get().unsigned_abs() == named.0;
+        let thread = i32::try_from(named.1).ok().and_then(Pid::from_raw).filter(|_| is_its_own_name);
+        let thread = thread.unwrap_or(pid);
         let process =
             pidfd_open(pid, PidfdFlags::empty()).map_err(|error| format!("process {pid}: {error}"))?;
         let address = |value: u64| usize::try_from(value).map_err(|_| "its region is larger than memory");
         let (base_addr, bytes) = (address(base_addr)?, address(bytes)?);
         base_addr.checked_add(bytes).ok_or("its region ends outside of memory")?;
-        let mut reader = VmReader { pid, process, base_addr, bytes, ours: Vec::new(), theirs: Vec::new() };
+        let mut reader = VmReader { thread, process, base_addr, bytes, ours: Vec::new(), theirs: Vec::new() };
         reader.try_it().map_err(|error| format!("process {pid}: {error}"))?;
         Ok(reader)
     }
@@ -76,7 +85,7 @@ impl VmReader {
         // remote ones are addresses of another process, which the kernel checks.
         let moved = unsafe {
             libc::process_vm_readv(
-                self.pid.as_raw_nonzero().get(),
+                self.thread.as_raw_nonzero().get(),
                 self.ours.as_ptr(),
                 ours,
                 self.theirs.as_ptr(),

@@ -201,6 +201,8 @@ impl Trail {
         }
         let file = reactor.file.as_ref();
         let head = HandoverHead {
+            process: rustix::process::getpid().as_raw_nonzero().get().unsigned_abs(),
+            thread: rustix::thread::gettid().as_raw_nonzero().get().unsigned_abs(),
             base_addr: reactor.region().base_addr(),
             file_offset: file.map_or(0, |file| file.offset),
             num_blocks: reactor.region().num_blocks(),

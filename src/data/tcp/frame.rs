@@ -3,7 +3,7 @@
 //! ```text
 //! writer → receiver   hello    magic[8] version:u32 block_len:u64 stream:u16 streams:u16 token_len:u16 reserved:u16
 //!                              token[token_len]
-//!      on a Unix socket also   handover magic[4] flags:u32 base_addr:u64 file_offset:u64 num_blocks:u32 reserved:u32
+//!      on a Unix socket also   handover magic[4] process:u32 base_addr:u64 file_offset:u64 num_blocks:u32 thread:u32
 //! receiver → writer   answer   magic[4] code:u32 value:u64                     code 0 = accepted, value: see `Reach`
 //! writer → receiver   frame    magic[4] flags:u32 transfer:u64 load:u64 blocks:u32 reserved:u32 bytes:u64
 //!                              destination:u32 × blocks, then bytes = blocks × block_len, tail[4];
@@ -203,6 +203,9 @@ impl fmt::Display for HelloRefusal {
 /// What follows the hello on a Unix socket: where the writer's region is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct HandoverHead {
+    /// The writer's process and one of its threads, as it calls them itself.
+    pub process: u32,
+    pub thread: u32,
     pub base_addr: u64,
     pub file_offset: u64,
     pub num_blocks: u32,
@@ -213,15 +216,16 @@ impl HandoverHead {
 
     pub fn encode(self) -> [u8; Self::LEN] {
         let mut bytes = [0; Self::LEN];
-        let HandoverHead { base_addr, file_offset, num_blocks } = self;
+        let HandoverHead { process, thread, base_addr, file_offset, num_blocks } = self;
         write_fields(
             &mut bytes,
             &[
                 &HANDOVER_MAGIC,
-                &[0; 4],
+                &process.to_le_bytes(),
                 &base_addr.to_le_bytes(),
                 &file_offset.to_le_bytes(),
                 &num_blocks.to_le_bytes(),
+                &thread.to_le_bytes(),
             ],
         );
         bytes
@@ -232,9 +236,9 @@ impl HandoverHead {
         if fields.take() != Some(HANDOVER_MAGIC) {
             return Err(WireError::Foreign("handover"));
         }
-        match (fields.u32(), fields.u64(), fields.u64(), fields.u32()) {
-            (Some(_flags), Some(base_addr), Some(file_offset), Some(num_blocks)) => {
-                Ok(HandoverHead { base_addr, file_offset, num_blocks })
+        match (fields.u32(), fields.u64(), fields.u64(), fields.u32(), fields.u32()) {
+            (Some(process), Some(base_addr), Some(file_offset), Some(num_blocks), Some(thread)) => {
+                Ok(HandoverHead { process, thread, base_addr, file_offset, num_blocks })
             }
             _ => Err(WireError::Short("handover")),
         }
@@ -520,7 +524,8 @@ mod tests {
 
     #[test]
     fn a_handover_comes_back_as_it_was() {
-        let head = HandoverHead { base_addr: u64::MAX, file_offset: 4096, num_blocks: 7 };
+        let head =
+            HandoverHead { process: 8, thread: 9, base_addr: u64::MAX, file_offset: 4096, num_blocks: 7 };
         assert_eq!(HandoverHead::decode(&head.encode()), Ok(head));
         assert!(HandoverHead::decode(&head.encode()[..20]).is_err());
         assert!(HandoverHead::decode(b"GET / HTTP/1.1 and so on and on.").is_err());

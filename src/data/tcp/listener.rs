@@ -285,9 +285,10 @@ impl Greeting {
             HelloRefusal::Unreachable
         };
         let head = self.bytes.get(Hello::LEN + hello.token_len..).unwrap_or_default();
-        let HandoverHead { base_addr, file_offset, num_blocks } =
+        let HandoverHead { process, thread, base_addr, file_offset, num_blocks } =
             HandoverHead::decode(head).map_err(|error| refuse(error.to_string()))?;
-        let handover = Handover { base_addr, num_blocks, file_offset, file: self.file.take() };
+        let file = self.file.take();
+        let handover = Handover { process, thread, base_addr, num_blocks, file_offset, file };
         Source::open(handover, reactor.block_len(), &self.connection.socket).map(Some).map_err(refuse)
     }
 
