@@ -190,7 +190,9 @@ impl Session {
         format!("{kind}: the first of [{ours}] here that is among [{theirs}] there")
     }
 
-    fn speaks_p2pkv(&self) -> bool {
+    /// The peer is no vLLM.
+    #[must_use]
+    pub fn speaks_p2pkv(&self) -> bool {
         self.connect.as_ref().is_some_and(|connect| connect.extension.is_some())
     }
 
