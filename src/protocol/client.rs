@@ -149,14 +149,16 @@ impl ClientRole {
         token: Option<u64>,
         fenced: bool,
     ) -> Option<(LoadToken, Vec<BlockIndex>)> {
-        let load = self.requests.get_mut(id)?.loads.get_mut(&round)?;
-        if load.state != LoadState::Queued || Some(load.token.0) != token {
-            return None;
-        }
+        let load = self.queued(id, round, token)?;
         load.state = LoadState::Fetching;
         load.exposed = !fenced;
         cx.exposed_loads += usize::from(load.exposed);
         Some((load.token, load.blocks.clone()))
+    }
+
+    fn queued(&mut self, id: &KvRequestId, round: RoundSeq, token: Option<u64>) -> Option<&mut Load> {
+        let load = self.load_mut(id, round)?;
+        (load.state == LoadState::Queued && Some(load.token.0) == token).then_some(load)
     }
 
     /// Whether another load of the id has its fetch at the peer: a legacy peer takes one at a time.
@@ -463,9 +465,18 @@ impl ClientRole {
         }
     }
 
-    /// A load that was queued cannot be sent after all.
-    pub fn refuse_queued(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, cause: Cause) {
-        self.abort(cx, id, round, cause, true);
+    /// A load that was queued cannot be sent after all. Nothing happens if it is over; see [`Self::start_fetching`].
+    pub fn refuse_queued(
+        &mut self,
+        cx: &mut Context,
+        id: &KvRequestId,
+        round: RoundSeq,
+        token: Option<u64>,
+        cause: Cause,
+    ) {
+        if self.queued(id, round, token).is_some() {
+            self.abort(cx, id, round, cause, true);
+        }
     }
 
     pub fn on_load_deadline(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, fenced: bool) {

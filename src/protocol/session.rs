@@ -292,7 +292,8 @@ impl Session {
     fn send_fetch(&mut self, cx: &mut Context, mut fetch: Fetch) {
         let (id, round) = (fetch.kv_request_id.clone(), fetch.round_seq);
         if let Some(why) = self.cannot_fetch(&fetch) {
-            return self.client.refuse_queued(cx, &id, round, Cause::new(Outcome::Incompatible, why));
+            let cause = Cause::new(Outcome::Incompatible, why);
+            return self.client.refuse_queued(cx, &id, round, fetch.load_token, cause);
         }
         let (fenced, token) = (self.is_fenced(), fetch.load_token);
         let Some((load, blocks)) = self.client.start_fetching(cx, &id, round, token, fenced) else { return };
