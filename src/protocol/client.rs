@@ -25,6 +25,7 @@ use super::job::{JobFlags, LookupState, Outcome};
 use super::key_table::KeyTable;
 use super::keys::{KeyBatch, KeysView};
 use super::message::{AbortFetch, Fetch, Lookup, LookupResp, Message};
+use super::mutation::{self, Mutation};
 use super::output::Output;
 use super::timer::Timestamp;
 
@@ -201,6 +202,9 @@ impl ClientRole {
         }
         let request = self.request(cx, id);
         request.lookup_timeout = timeout;
+        if mutation::is(Mutation::PollExtends) && request.lookup_deadline.is_some() {
+            request.lookup_deadline = Some(cx.now + timeout);
+        }
         let nothing_unsent = !request.has_unsent();
         if request.probes.is_empty() {
             request.asked.reserve(keys.len(), keys.as_bytes().len());
@@ -314,6 +318,12 @@ impl ClientRole {
         });
         let Some((request, answered)) = matched else {
             cx.stats.messages_late += 1;
+            if mutation::is(Mutation::JunkAnswerExtends)
+                && let Some(request) = self.requests.get_mut(&resp.kv_request_id)
+                && request.lookup_deadline.is_some()
+            {
+                request.arm_lookup_deadline(cx, self.session, &resp.kv_request_id);
+            }
             return;
         };
         // Each key was sent once, so the answers stand in the order of the probes.
@@ -335,7 +345,12 @@ impl ClientRole {
         success: bool,
         fenced: bool,
     ) {
+        let round = match self.requests.get(id).and_then(|request| request.loads.keys().next_back()) {
+            Some(latest) if mutation::is(Mutation::TakesDoneForAnyRound) => *latest,
+            _ => round,
+        };
         let Some(load) = self.load_mut(id, round) else {
+            assert!(!mutation::is(Mutation::TripsOverLateDone), "nobody waits for this transfer_done");
             cx.stats.messages_late += 1;
             return;
         };
@@ -430,7 +445,9 @@ impl ClientRole {
     fn forget_load(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
         let Some(request) = self.requests.get_mut(id) else { return };
         if let Some(load) = request.loads.remove(&round) {
-            cx.loads.remove(&load.token);
+            if !mutation::is(Mutation::LeaksLoads) {
+                cx.loads.remove(&load.token);
+            }
             cx.exposed_loads -= usize::from(load.exposed);
             cancel_load_timer(cx, self.session, id, round, &load);
         }
@@ -454,8 +471,10 @@ impl ClientRole {
                 load.state = LoadState::Aborting { cause: Some(cause) };
                 load.deadline = cx.now + cx.config.timeouts.abort_ack;
                 cx.timers.set(load.deadline, TimerKey::AbortAck(session, id.clone(), round));
-                if fenced {
-                    let token = load.token;
+                let token = load.token;
+                if fenced && mutation::is(Mutation::SkipsDisarm) {
+                    self.on_disarmed(cx, id, round);
+                } else if fenced {
                     cx.emit(Output::Disarm { session, load: token });
                 }
                 let abort = AbortFetch { kv_request_id: id.clone(), round_seq: round };
@@ -493,7 +512,8 @@ impl ClientRole {
         fenced: bool,
     ) {
         if !fenced {
-            self.report(cx, id, round, JobFlags { may_still_be_written: true, ..JobFlags::default() });
+            let may_still_be_written = !mutation::is(Mutation::ForgetsFlag);
+            self.report(cx, id, round, JobFlags { may_still_be_written, ..JobFlags::default() });
         }
         let reported = matches!(self.load_mut(id, round), Some(load) if load.state == LoadState::Aborting { cause: None });
         if reported {
@@ -526,7 +546,7 @@ impl ClientRole {
             let cause = Cause::new(Outcome::Aborted, "the request was finished while the load was live");
             self.abort(cx, id, round, cause, fenced);
         }
-        if owes_end {
+        if owes_end && !mutation::is(Mutation::ForgetsEndOfId) {
             let end = Fetch {
                 kv_request_id: id.clone(),
                 keys: KeyBatch::new(),
@@ -571,6 +591,9 @@ impl ClientRole {
         let was_sent = load.state != LoadState::Queued;
         let cause = match &load.state {
             LoadState::Aborting { cause: None } => return self.forget_load(cx, id, round),
+            LoadState::Fetching if mutation::is(Mutation::DeathLosesLoads) => {
+                return self.forget_load(cx, id, round);
+            }
             LoadState::Aborting { cause: Some(cause) } | LoadState::Closing { cause } => cause.clone(),
             LoadState::Queued | LoadState::Fetching => cause.clone(),
         };
@@ -582,7 +605,8 @@ impl ClientRole {
                 cx.emit(Output::Disarm { session, load: token });
             }
         } else {
-            let flags = JobFlags { may_still_be_written: was_sent, ..JobFlags::default() };
+            let may_still_be_written = was_sent && !mutation::is(Mutation::ForgetsFlag);
+            let flags = JobFlags { may_still_be_written, ..JobFlags::default() };
             self.report(cx, id, round, flags);
         }
     }

@@ -14,6 +14,7 @@ use crate::protocol::ids::{BlockIndex, JobId, KvRequestId, RoundSeq, SessionId};
 use crate::protocol::job::{JobFlags, Outcome};
 use crate::protocol::keys::KeyBatch;
 use crate::protocol::message::{Dialect, Fetch};
+use crate::protocol::mutation::{self, Mutation};
 use crate::protocol::timer::Timestamp;
 
 use super::Manager;
@@ -195,7 +196,9 @@ impl Manager {
     /// Why no store will ever supply this fetch; `None` if one may.
     fn no_stores_for(&self, session: SessionId, fetch: &Fetch) -> Option<String> {
         let id = &fetch.kv_request_id;
-        if let Some(ended) = self.stores.ended.get(id) {
+        if let Some(ended) = self.stores.ended.get(id)
+            && !mutation::is(Mutation::EndedIdWaits)
+        {
             return Some(ended.why.text().to_owned());
         }
         if fetch.round_seq != RoundSeq::FIRST {
@@ -246,7 +249,8 @@ impl Manager {
 
     /// Nobody fetched in time.
     pub(super) fn reap_parked(&mut self, id: &KvRequestId) {
-        if self.stores.parked.get(id).is_none_or(|parked| parked.reap_at > self.cx.now) {
+        let is_due = |parked: &Parked| parked.reap_at <= self.cx.now;
+        if mutation::is(Mutation::NeverReaps) || !self.stores.parked.get(id).is_some_and(is_due) {
             return;
         }
         let waited = self.cx.config.timeouts.unbound_store;
