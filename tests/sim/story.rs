@@ -82,7 +82,7 @@ impl World {
 
     /// Longer than anything takes where nothing is done to anybody.
     fn some_timeouts(&mut self) -> RequestTimeouts {
-        let mut some = |least| (self.rng.u8(..6) == 0).then(|| secs(self.rng.u64(least..60)));
+        let mut some = |least| (self.rng.u8(..4) == 0).then(|| secs(self.rng.u64(least..90)));
         RequestTimeouts { load: some(3), lookup: some(16) }
     }
 
@@ -111,6 +111,7 @@ impl World {
                 parts.clear();
             }
             1..3 => parts.push(keys.clone()),
+            3 => drop(parts.pop()),
             _ => {}
         }
         for part in parts {
@@ -128,7 +129,7 @@ impl World {
         let (least, most) = if patient { (100, 300) } else { (0, 150) };
         for party in [offers, pulls] {
             // Some forget to.
-            if self.rng.u8(..8) == 0 {
+            if self.rng.u8(..4) == 0 {
                 continue;
             }
             let when = at(self, least..most);
