@@ -6,6 +6,9 @@ RELEASE    := $(TARGET_DIR)/release
 VERSION    := $(shell sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
 SONAME     := libp2pkv.so.0
 
+SEEDS      ?= 1000000
+FIRST      ?= 0
+
 export CARGO
 
 build: requirements ## build the release library (default)
@@ -19,6 +22,10 @@ demo: build ## two processes share the KV blocks of a real text
 test: ## everything that CI runs
 	scripts/requirements.sh test
 	scripts/test.sh
+
+soak: ## a million runs of the simulator, or SEEDS, from FIRST on
+	P2PKV_SIM_SEEDS=$(SEEDS) P2PKV_SIM_FIRST=$(FIRST) \
+	  $(CARGO) test --release --locked --test sim every_seed -- --nocapture
 
 interop: build ## our tier against real vLLM tiers over NIXL (takes wheels from PyPI into a cache)
 	scripts/requirements.sh test
@@ -61,4 +68,4 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test interop bench-vllm examples header bench install requirements clean help
+.PHONY: build demo test soak interop bench-vllm examples header bench install requirements clean help

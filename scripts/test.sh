@@ -54,6 +54,11 @@ rust_tests() {
   fi
 }
 
+# The feature is compiled for this one test program only, and everything it depends on is there already.
+mutations() {
+  "$cargo" test --locked --features mutations --test sim mutations::
+}
+
 release() {
   "$cargo" build --release --locked && ln -sf libp2pkv.so "$target/release/libp2pkv.so.0"
 }
@@ -67,6 +72,7 @@ step "format" "$cargo" fmt --check
 step "clippy" "$cargo" clippy --locked --all-targets -- -D warnings
 step "docs" env RUSTDOCFLAGS=-Dwarnings "$cargo" doc --locked --no-deps
 step "rust tests" rust_tests
+step "mutations" mutations
 step "release build" release
 step "C and Python" python_tests
 step "llama.cpp" make --no-print-directory llama-check

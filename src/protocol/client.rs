@@ -28,6 +28,7 @@ use super::job::{JobFlags, LookupState, Outcome};
 use super::key_table::KeyTable;
 use super::keys::{KeyBatch, KeysView};
 use super::message::{AbortFetch, Fetch, Lookup, LookupResp, Message};
+use super::mutation::{self, Mutation};
 use super::output::Output;
 use super::timer::Timestamp;
 
@@ -172,14 +173,16 @@ impl ClientRole {
         token: Option<u64>,
         fenced: bool,
     ) -> Option<(LoadToken, Vec<BlockIndex>)> {
-        let load = self.requests.get_mut(id)?.loads.get_mut(&round)?;
-        if load.state != LoadState::Queued || Some(load.token.0) != token {
-            return None;
-        }
+        let load = self.queued(id, round, token)?;
         load.state = LoadState::Fetching;
         load.exposed = !fenced;
         cx.exposed_loads += usize::from(load.exposed);
         Some((load.token, load.blocks.clone()))
+    }
+
+    fn queued(&mut self, id: &KvRequestId, round: RoundSeq, token: Option<u64>) -> Option<&mut Load> {
+        let load = self.load_mut(id, round)?;
+        (load.state == LoadState::Queued && Some(load.token.0) == token).then_some(load)
     }
 
     /// Whether another load of the id has its fetch at the peer: a legacy peer takes one at a time.
@@ -222,6 +225,9 @@ impl ClientRole {
         }
         let request = self.request(cx, id);
         request.own_timeout = own_timeout;
+        if mutation::is(Mutation::PollExtends) && request.lookup_deadline.is_some() {
+            request.lookup_deadline = Some(cx.now + own_timeout.unwrap_or(cx.config.timeouts.lookup));
+        }
         let nothing_unsent = !request.has_unsent();
         if request.probes.is_empty() {
             request.asked.reserve(keys.len(), keys.as_bytes().len());
@@ -339,6 +345,12 @@ impl ClientRole {
         });
         let Some((request, answered)) = matched else {
             cx.stats.messages_late += 1;
+            if mutation::is(Mutation::JunkAnswerExtends)
+                && let Some(request) = self.requests.get_mut(&resp.kv_request_id)
+                && request.lookup_deadline.is_some()
+            {
+                request.arm_lookup_deadline(cx, self.session, &resp.kv_request_id);
+            }
             return;
         };
         // Each key was sent once, so the answers stand in the order of the probes.
@@ -360,10 +372,15 @@ impl ClientRole {
         success: bool,
         fenced: bool,
     ) {
+        let round = match self.requests.get(id).and_then(|request| request.loads.keys().next_back()) {
+            Some(latest) if mutation::is(Mutation::TakesDoneForAnyRound) => *latest,
+            _ => round,
+        };
         if self.end_landed(cx, id, round) {
             return;
         }
         let Some(load) = self.load_mut(id, round) else {
+            assert!(!mutation::is(Mutation::TripsOverLateDone), "nobody waits for this transfer_done");
             cx.stats.messages_late += 1;
             return;
         };
@@ -481,7 +498,9 @@ impl ClientRole {
     fn forget_load(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
         let Some(request) = self.requests.get_mut(id) else { return };
         if let Some(load) = request.loads.remove(&round) {
-            cx.loads.remove(&load.token);
+            if !mutation::is(Mutation::LeaksLoads) {
+                cx.loads.remove(&load.token);
+            }
             cx.exposed_loads -= usize::from(load.exposed);
             cancel_load_timer(cx, self.session, id, round, &load);
         }
@@ -505,8 +524,10 @@ impl ClientRole {
                 load.state = LoadState::Aborting { cause: Some(cause) };
                 load.deadline = cx.now + cx.config.timeouts.abort_ack;
                 cx.timers.set(load.deadline, TimerKey::AbortAck(session, id.clone(), round));
-                if fenced {
-                    let token = load.token;
+                let token = load.token;
+                if fenced && mutation::is(Mutation::SkipsDisarm) {
+                    self.on_disarmed(cx, id, round);
+                } else if fenced {
                     cx.emit(Output::Disarm { session, load: token });
                 }
                 let abort = AbortFetch { kv_request_id: id.clone(), round_seq: round };
@@ -516,9 +537,18 @@ impl ClientRole {
         }
     }
 
-    /// A load that was queued cannot be sent after all.
-    pub fn refuse_queued(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, cause: Cause) {
-        self.abort(cx, id, round, cause, true);
+    /// A load that was queued cannot be sent after all. Nothing happens if it is over; see [`Self::start_fetching`].
+    pub fn refuse_queued(
+        &mut self,
+        cx: &mut Context,
+        id: &KvRequestId,
+        round: RoundSeq,
+        token: Option<u64>,
+        cause: Cause,
+    ) {
+        if self.queued(id, round, token).is_some() {
+            self.abort(cx, id, round, cause, true);
+        }
     }
 
     pub fn on_load_deadline(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, fenced: bool) {
@@ -542,7 +572,8 @@ impl ClientRole {
         fenced: bool,
     ) {
         if !fenced {
-            self.report(cx, id, round, JobFlags { may_still_be_written: true, ..JobFlags::default() });
+            let may_still_be_written = !mutation::is(Mutation::ForgetsFlag);
+            self.report(cx, id, round, JobFlags { may_still_be_written, ..JobFlags::default() });
         }
         let reported = matches!(self.load_mut(id, round), Some(load) if load.state == LoadState::Aborting { cause: None });
         if reported {
@@ -593,7 +624,7 @@ impl ClientRole {
             let cause = Cause::new(Outcome::Aborted, "the request was finished while the load was live");
             self.abort(cx, id, round, cause, fenced);
         }
-        if owes_end {
+        if owes_end && !mutation::is(Mutation::ForgetsEndOfId) {
             let end = Fetch {
                 kv_request_id: id.clone(),
                 keys: KeyBatch::new(),
@@ -641,6 +672,9 @@ impl ClientRole {
         let was_sent = load.state != LoadState::Queued;
         let cause = match &load.state {
             LoadState::Aborting { cause: None } => return self.forget_load(cx, id, round),
+            LoadState::Fetching if mutation::is(Mutation::DeathLosesLoads) => {
+                return self.forget_load(cx, id, round);
+            }
             LoadState::Aborting { cause: Some(cause) } | LoadState::Closing { cause } => cause.clone(),
             LoadState::Queued | LoadState::Fetching => cause.clone(),
         };
@@ -652,7 +686,8 @@ impl ClientRole {
                 cx.emit(Output::Disarm { session, load: token });
             }
         } else {
-            let flags = JobFlags { may_still_be_written: was_sent, ..JobFlags::default() };
+            let may_still_be_written = was_sent && !mutation::is(Mutation::ForgetsFlag);
+            let flags = JobFlags { may_still_be_written, ..JobFlags::default() };
             self.report(cx, id, round, flags);
         }
     }

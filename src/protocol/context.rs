@@ -14,6 +14,7 @@ use super::ids::{JobId, KvRequestId, LoadToken, RoundSeq, ServeId, SessionId, Tr
 use super::job::{JobFlags, JobKind, JobResult, Outcome, Stats};
 use super::keys::Key;
 use super::message::Message;
+use super::mutation::{self, Mutation};
 use super::output::Output;
 use super::timer::{Timers, Timestamp};
 
@@ -176,6 +177,9 @@ impl Context {
 
     pub fn new_load_token(&mut self) -> LoadToken {
         self.last_load += 1;
+        if mutation::is(Mutation::CountsAcrossTiers) {
+            self.last_load = mutation::count();
+        }
         LoadToken(self.last_load)
     }
 
@@ -213,7 +217,7 @@ impl Context {
         if open.kind == JobKind::Load {
             self.stats.bytes_in += bytes;
         }
-        self.emit(Output::Finished(JobResult {
+        let result = JobResult {
             job,
             kind: open.kind,
             outcome: cause.outcome,
@@ -221,7 +225,11 @@ impl Context {
             bytes,
             elapsed: self.now.since(open.submitted),
             detail: cause.detail.clone(),
-        }));
+        };
+        if mutation::is(Mutation::ReportsTwice) {
+            self.emit(Output::Finished(result.clone()));
+        }
+        self.emit(Output::Finished(result));
     }
 
     /// No job, transfer, pin, waiter or question is left.

@@ -15,6 +15,7 @@ pub mod key_table;
 pub mod keys;
 pub mod manager;
 pub mod message;
+pub mod mutation;
 pub mod output;
 pub mod params;
 pub mod server;

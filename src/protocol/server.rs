@@ -15,6 +15,7 @@ use super::ids::{
 use super::job::Outcome;
 use super::keys::KeyBatch;
 use super::message::{AbortAck, Fetch, Message, TransferDone};
+use super::mutation::{self, Mutation};
 use super::output::Output;
 use super::timer::Timestamp;
 
@@ -176,7 +177,7 @@ impl ServerRole {
         let mut pairs = Vec::with_capacity(blocks.len());
         round.demand(cx, (session, &name), fetch, blocks, &mut pairs);
         let unpinned = round.unmet();
-        if round.from_lookup && unpinned > 0 {
+        if round.from_lookup && unpinned > 0 && !mutation::is(Mutation::UnpinnedWaits) {
             let why = format!(
                 "the fetch names {unpinned} of {} keys that no lookup of its round has pinned",
                 blocks.len()
@@ -200,10 +201,16 @@ impl ServerRole {
 
     pub fn on_abort_fetch(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
         let name = (id.clone(), round);
-        if self.acknowledged.contains(&name) {
+        if self.acknowledged.contains(&name) && !mutation::is(Mutation::AcksTwice) {
             cx.stats.messages_late += 1;
         } else if self.rounds.contains_key(&name) {
-            self.end(cx, &name, Cause::new(Outcome::Aborted, "the peer aborted the round"), Reply::AbortAck);
+            let reply = if mutation::is(Mutation::AcksWhileWriting) {
+                self.acknowledge(cx, &name);
+                Reply::Nothing
+            } else {
+                Reply::AbortAck
+            };
+            self.end(cx, &name, Cause::new(Outcome::Aborted, "the peer aborted the round"), reply);
         } else {
             self.acknowledge(cx, &name);
         }
@@ -342,6 +349,9 @@ impl ServerRole {
         let Some(round) = self.rounds.get_mut(name) else { return };
         let began = round.end(cx.now, cause, reply);
         if began {
+            if mutation::is(Mutation::ReleasesWhileReading) {
+                round.expire(cx);
+            }
             let transfers = round.transfers_under_way();
             if !transfers.is_empty() {
                 cx.emit(Output::CancelTransfers { session, transfers });
@@ -373,6 +383,9 @@ impl ServerRole {
                 let success = round.succeeded();
                 self.rounds_served += u64::from(success);
                 cx.say(session, done(success));
+                if mutation::is(Mutation::EndOfRoundEndsAll) {
+                    self.on_end_of_id(cx, &name.0);
+                }
             }
         }
     }

@@ -24,6 +24,7 @@ use super::context::{Cause, Context, TimerKey};
 use super::ids::{BlockIndex, PeerId, RequestId, RoundSeq, SessionId};
 use super::job::{Outcome, PeerState};
 use super::message::{Connect, ConnectAck, Dialect, Disconnect, Extension, Fetch, Message, TcpOffer};
+use super::mutation::{self, Mutation};
 use super::output::{Output, Registration, data_addresses};
 use super::server::ServerRole;
 use super::timer::Timestamp;
@@ -208,7 +209,9 @@ impl Session {
         }
     }
 
-    fn speaks_p2pkv(&self) -> bool {
+    /// The peer is no vLLM.
+    #[must_use]
+    pub fn speaks_p2pkv(&self) -> bool {
         self.connect.as_ref().is_some_and(|connect| connect.extension.is_some())
     }
 
@@ -263,8 +266,9 @@ impl Session {
             token: self.token.clone(),
             host_identity: tcp.host_identity.clone(),
         });
+        let told = if mutation::is(Mutation::TellsTheTime) { (cx.now.as_nanos() as u32) >> 1 } else { 0 };
         let extension = Extension {
-            version: 1,
+            version: 1 + told,
             instance: config.instance,
             dialed_as,
             dialed_as_echo,
@@ -314,7 +318,8 @@ impl Session {
     fn send_fetch(&mut self, cx: &mut Context, mut fetch: Fetch) {
         let (id, round) = (fetch.kv_request_id.clone(), fetch.round_seq);
         if let Some(why) = self.cannot_fetch(&fetch) {
-            return self.client.refuse_queued(cx, &id, round, Cause::new(Outcome::Incompatible, why));
+            let cause = Cause::new(Outcome::Incompatible, why);
+            return self.client.refuse_queued(cx, &id, round, fetch.load_token, cause);
         }
         let (fenced, token) = (self.is_fenced(), fetch.load_token);
         let Some((load, blocks)) = self.client.start_fetching(cx, &id, round, token, fenced) else { return };

@@ -477,6 +477,20 @@ fn a_legacy_peer_gets_one_fetch_of_an_id_at_a_time() {
 }
 
 #[test]
+fn a_queued_fetch_that_is_over_does_not_refuse_the_next_load_of_its_name() {
+    let mut world = World::new(1, TransportKind::Nixl);
+    let first = world.request(0, pd_from("r", PEER)).unwrap();
+    world.load(0, first, 1, &[1, 1], &[40, 41]);
+    world.finish(0, first);
+    assert_eq!(world.outcome(0, 1), Outcome::Aborted);
+    let second = world.request(0, pd_from("r", PEER)).unwrap();
+    world.load(0, second, 2, &[1], &[40]);
+    Script::vllm(PEER).join(&mut world);
+    assert!(world.is_open(0, 2), "{:?}", world.result(0, 2));
+    assert_eq!(world.sent(0, "fetch"), 1);
+}
+
+#[test]
 fn a_vllm_is_not_asked_for_a_key_twice_in_one_load() {
     let mut world = World::new(1, TransportKind::Nixl);
     let request = world.request(0, pd_from("r", PEER)).unwrap();

@@ -112,6 +112,17 @@ fn a_peer_whose_own_name_cannot_be_resolved_is_blamed_at_once_naming_both() {
 }
 
 #[test]
+fn a_stranger_whose_name_cannot_be_resolved_is_not_taken_for_the_peer_that_was_dialled() {
+    let mut world = World::new(1, TransportKind::Tcp);
+    let request = world.request(0, pd_from("r", "10.0.0.9:7000")).unwrap();
+    world.load(0, request, 1, &[1], &[40]);
+    Script::p2pkv("pod-17:7000").say_connect(&mut world);
+    let heard = world.newest_session(0);
+    world.unresolvable(0, heard);
+    assert!(world.is_open(0, 1), "{:?}", world.result(0, 1));
+}
+
+#[test]
 fn a_name_that_cannot_be_resolved_fails_its_own_jobs_and_no_others() {
     let mut world = World::new(1, TransportKind::Tcp);
     let good = world.request(0, symmetric_from("a", "10.0.0.9:7000")).unwrap();

@@ -9,6 +9,7 @@ use crate::protocol::context::Cause;
 use crate::protocol::ids::{KvRequestId, PeerId, SessionId};
 use crate::protocol::job::Outcome;
 use crate::protocol::message::{Connect, Dialect, Extension, Fetch, Message};
+use crate::protocol::mutation::{self, Mutation};
 use crate::protocol::session::{Origin, Session};
 use crate::protocol::timer::Timestamp;
 
@@ -358,7 +359,8 @@ impl Manager {
     /// The name of the session's peer cannot be resolved.
     pub fn handle_unresolvable(&mut self, now: Timestamp, session: SessionId, why: &str) {
         self.cx.now = now;
-        let heard = self.sessions.get(&session).filter(|found| found.is_new_answer());
+        let heard =
+            self.sessions.get(&session).filter(|found| found.is_new_answer() && !found.speaks_p2pkv());
         if let Some(name) = heard.map(|found| found.peer.clone()) {
             self.blame_misnamed(session, &name);
         }
@@ -367,7 +369,8 @@ impl Manager {
     }
 
     /// A peer that calls itself by a name nobody can resolve may be the one that a waiting session dialled. If only one
-    /// can be meant, its jobs fail now and not at the handshake deadline.
+    /// can be meant, its jobs fail now and not at the handshake deadline. A libp2pkv peer is never meant: the one that was
+    /// dialled would have said so.
     fn blame_misnamed(&mut self, session: SessionId, name: &PeerId) {
         let mut waiting = self
             .sessions
@@ -495,6 +498,11 @@ impl Manager {
         }
         self.stores.unbind_session(session);
         self.cx.touched.push(session);
+        if mutation::is(Mutation::DeathSpreads)
+            && let Some(next) = self.by_peer.values().next().copied()
+        {
+            self.kill(next, cause, false);
+        }
     }
 }
 

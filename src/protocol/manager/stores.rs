@@ -15,6 +15,7 @@ use crate::protocol::ids::{BlockIndex, JobId, KvRequestId, RoundSeq, SessionId};
 use crate::protocol::job::{JobFlags, Outcome};
 use crate::protocol::keys::KeyBatch;
 use crate::protocol::message::{Dialect, Fetch};
+use crate::protocol::mutation::{self, Mutation};
 use crate::protocol::timer::Timestamp;
 
 use super::Manager;
@@ -215,7 +216,9 @@ impl Manager {
     /// Why no store will ever supply this fetch; `None` if one may.
     fn no_stores_for(&self, session: SessionId, fetch: &Fetch) -> Option<String> {
         let id = &fetch.kv_request_id;
-        if let Some(ended) = self.stores.ended.get(id) {
+        if let Some(ended) = self.stores.ended.get(id)
+            && !mutation::is(Mutation::EndedIdWaits)
+        {
             return Some(ended.why.text().to_owned());
         }
         if fetch.round_seq != RoundSeq::FIRST {
@@ -266,7 +269,8 @@ impl Manager {
 
     /// Nobody fetched in time.
     pub(super) fn reap_parked(&mut self, id: &KvRequestId) {
-        let Some(parked) = self.stores.parked.get(id).filter(|parked| parked.reap_at <= self.cx.now) else {
+        let is_due = |parked: &&Parked| parked.reap_at <= self.cx.now && !mutation::is(Mutation::NeverReaps);
+        let Some(parked) = self.stores.parked.get(id).filter(is_due) else {
             return;
         };
         let waited = parked.reap_at.since(parked.since);

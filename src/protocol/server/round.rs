@@ -21,6 +21,7 @@ use crate::protocol::ids::{BlockIndex, BlockPair, JobId, KvRequestId, RoundSeq, 
 use crate::protocol::job::{JobFlags, Outcome};
 use crate::protocol::keys::{Key, KeyBatch};
 use crate::protocol::message::Fetch;
+use crate::protocol::mutation::{self, Mutation};
 use crate::protocol::timer::Timestamp;
 
 use super::supply::{Source, Supply};
@@ -227,6 +228,13 @@ impl Round {
         self.demanded = Some(Demand { remaining: blocks.len() });
         self.load_token = fetch.load_token;
         let from_lookup = self.from_lookup;
+        let turned: Vec<BlockIndex>;
+        let blocks = if mutation::is(Mutation::PairsWrongly) {
+            turned = blocks.iter().rev().copied().collect();
+            turned.as_slice()
+        } else {
+            blocks
+        };
         for (key, remote) in fetch.keys.iter().zip(blocks) {
             let local = match self.supply.find(self.supply.hash(key), key) {
                 Some((block, Source::Job(owner))) => {
@@ -352,7 +360,8 @@ impl Round {
     }
 
     fn release_supply(&mut self, cx: &mut Context) {
-        self.supply.take_pins().for_each(|pin| cx.directory.unpin(pin));
+        let leaks = mutation::is(Mutation::LeaksLookupPins) && self.from_lookup;
+        self.supply.take_pins().filter(|_| !leaks).for_each(|pin| cx.directory.unpin(pin));
     }
 
     fn is_looked_up_only(&self) -> bool {
