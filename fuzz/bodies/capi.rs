@@ -240,9 +240,9 @@ impl Tier {
             0 | 1 => format!(r#"{{"remote_decoder":{{"kv_request_id":"id-{id}"}}}}"#),
             2 | 3 => format!(r#"{{"remote_prefiller":{source}}}"#),
             4 => format!(r#"{{"remote_kv_source":{source}}}"#),
-            5 => format!(
-                r#"{{"remote_decoder":{{"kv_request_id":"own-{id}"}},"remote_kv_source":{source}}}"#
-            ),
+            5 => {
+                format!(r#"{{"remote_decoder":{{"kv_request_id":"own-{id}"}},"remote_kv_source":{source}}}"#)
+            }
             6 => String::new(),
             _ => String::from_utf8_lossy(script.bytes()).into_owned(),
         };
@@ -439,7 +439,9 @@ impl Tier {
                 9 => refused(p2p_tier_event_fd(tier, ptr::null_mut())),
                 10 => refused(p2p_tier_stats(tier, ptr::null_mut())),
                 11 => refused(p2p_tier_local_id(tier, ptr::null_mut(), 8, &raw mut len)),
-                12 => refused(p2p_request_outcome(request, ptr::null_mut(), ptr::null_mut(), 0, &raw mut len)),
+                12 => {
+                    refused(p2p_request_outcome(request, ptr::null_mut(), ptr::null_mut(), 0, &raw mut len))
+                }
                 13 => refused(p2p_tier_new(ptr::null(), ptr::null_mut())),
                 14 => refused(p2p_peers(tier, ptr::null_mut(), size_of::<p2p_peer_info>(), 1, &raw mut len)),
                 _ => refused(p2p_tier_has_pending_work(tier, ptr::null_mut())),

@@ -26,7 +26,14 @@ pub fn run(data: &[u8]) {
 
 /// Small enough that a short input passes each of them.
 fn tight() -> Limits {
-    Limits { message_bytes: 512, nesting: 4, keys_per_message: 4, key_len: 40, id_len: 16, ..Limits::default() }
+    Limits {
+        message_bytes: 512,
+        nesting: 4,
+        keys_per_message: 4,
+        key_len: 40,
+        id_len: 16,
+        ..Limits::default()
+    }
 }
 
 fn check_round_trip(message: &Message, dialect: Dialect, limits: &Limits) {

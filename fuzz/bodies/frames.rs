@@ -69,14 +69,8 @@ fn write(script: &mut Script<'_>) {
     side.fill(0xEE);
     side.transport.expect_peer(SESSION, TOKEN);
     let shadow = (0..NUM_BLOCKS).map(|block| side.block(block)).collect();
-    let mut writer = Writer {
-        side,
-        loads: Vec::new(),
-        connections: Vec::new(),
-        shadow,
-        is_murky: false,
-        transfers: 0,
-    };
+    let mut writer =
+        Writer { side, loads: Vec::new(), connections: Vec::new(), shadow, is_murky: false, transfers: 0 };
     writer.connect(hello(1, BLOCK_LEN as u64, TOKEN));
     for _ in 0..MOST_OPERATIONS {
         if script.is_over() {
@@ -189,7 +183,8 @@ impl Writer {
         self.transfers += 1;
         let (which, load) = (script.below(4), script.below(8));
         let count = 1 + script.below(4);
-        let destinations: Vec<u32> = (0..count).map(|_| script.below(NUM_BLOCKS as usize + 1) as u32).collect();
+        let destinations: Vec<u32> =
+            (0..count).map(|_| script.below(NUM_BLOCKS as usize + 1) as u32).collect();
         let head = frame(self.transfers, Some(load as u64), BLOCK_LEN, &destinations);
         (which, load, destinations, head)
     }
