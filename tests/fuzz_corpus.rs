@@ -10,6 +10,8 @@ mod codec;
 mod frames;
 #[path = "../fuzz/bodies/params.rs"]
 mod params;
+#[path = "../fuzz/bodies/script.rs"]
+mod script;
 #[path = "../fuzz/bodies/session.rs"]
 mod session;
 

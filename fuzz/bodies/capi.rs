@@ -4,16 +4,13 @@
 //! No call panics or poisons; every status is one of the pinned list; a refused call says why; every accepted job ends
 //! in exactly one result of its kind, at the latest soon after all requests were finished.
 
-#[path = "script.rs"]
-mod script;
-
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_void};
 use std::ptr;
 
 use p2pkv::capi::*;
 
-use script::Script;
+use super::script::Script;
 
 const BLOCK_LEN: usize = 64;
 const NUM_BLOCKS: usize = 8;

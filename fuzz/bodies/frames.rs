@@ -7,8 +7,6 @@
 #[allow(dead_code, reason = "the tests of the transport use the rest")]
 #[path = "../../tests/tcp/harness.rs"]
 mod harness;
-#[path = "script.rs"]
-mod script;
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -17,8 +15,8 @@ use std::net::{Shutdown, TcpListener, TcpStream};
 use p2pkv::data::{DataEvent, DataTransport, Disarm};
 use p2pkv::protocol::ids::{BlockIndex, LoadToken, SessionId, TransferId};
 
+use super::script::Script;
 use harness::{BOUND, SESSION, Side, TOKEN, frame, hello, offer_at};
-use script::Script;
 
 const BLOCK_LEN: usize = 48;
 const NUM_BLOCKS: u32 = 8;

@@ -4,15 +4,13 @@
 
 #[path = "../../tests/rules/engines.rs"]
 mod engines;
-#[path = "script.rs"]
-mod script;
 #[path = "../../tests/rules/world.rs"]
 mod world;
 
 use p2pkv::protocol::config::TransportKind;
 
+use super::script::Script;
 use engines::{Step, Tampering, keeps_the_invariants};
-use script::Script;
 use world::End;
 
 /// Longer lists find nothing that shorter ones do not, and cost more.

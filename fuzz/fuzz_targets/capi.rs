@@ -2,5 +2,7 @@
 
 #[path = "../bodies/capi.rs"]
 mod capi;
+#[path = "../bodies/script.rs"]
+mod script;
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| capi::run(data));
