@@ -130,7 +130,7 @@ impl Tampering {
         match self {
             Tampering::Damage { at, to } => {
                 let at = at % message.len().max(1);
-                message[at] = to;
+                message.get_mut(at).into_iter().for_each(|byte| *byte = to);
             }
             Tampering::Cut { at } => message.truncate(at),
             Tampering::Duplicate => {
