@@ -3,7 +3,7 @@
 #
 #   scripts/fuzz.sh                 all targets
 #   scripts/fuzz.sh session frames  these
-#   scripts/fuzz.sh --keep          afterwards, makes the committed corpora the smallest ones that cover the same
+#   scripts/fuzz.sh --keep          afterwards, chooses anew which inputs are committed
 #
 # Inputs that reach something new go to build/fuzz/<target>, crashing ones to fuzz/artifacts/<target>. The committed
 # seeds and corpora in fuzz/corpus are only read, and written by --keep.
@@ -39,7 +39,11 @@ for target in "${targets[@]}"; do
   # The last line of progress has the coverage: edges, features, inputs.
   grep -E '^#[0-9]+.* cov: ' "$log" | tail -n 1 || true
   if $keep; then
-    cargo "+$toolchain" fuzz cmin "$target" "fuzz/corpus/$target" -- "$work" >>"$log" 2>&1
+    notes=build/fuzz/$target.merge
+    rm -rf "$notes" "$notes.out" && mkdir "$notes.out"
+    cargo "+$toolchain" fuzz run "$target" "$notes.out" "fuzz/corpus/$target" "$work" -- -merge=1 \
+      -merge_control_file="$notes" >>"$log" 2>&1
+    fuzz/keep.py "$notes" "fuzz/corpus/$target"
   fi
 done
 [ ${#failed[@]} -eq 0 ] || { echo "crashes in: ${failed[*]} (see fuzz/artifacts)"; exit 1; }

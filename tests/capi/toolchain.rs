@@ -96,6 +96,12 @@ pub fn bounded(program: &Path) -> Command {
     command
 }
 
+/// What a library that was built with a sanitizer needs besides (scripts/sanitize.sh).
+fn more_to_link() -> Vec<String> {
+    let given = env::var("P2PKV_TEST_LINK").unwrap_or_default();
+    given.split_whitespace().map(str::to_owned).collect()
+}
+
 /// Links `source` of tests/c with the shared library, found again by its soname.
 pub fn link_shared(source: &str, folder: &Path) -> PathBuf {
     let library = shared_library();
@@ -109,7 +115,8 @@ pub fn link_shared(source: &str, folder: &Path) -> PathBuf {
         .arg("-L")
         .arg(folder)
         .arg(format!("-Wl,-rpath,{}", folder.display()))
-        .args(["-lp2pkv", "-lpthread"]);
+        .args(["-lp2pkv", "-lpthread"])
+        .args(more_to_link());
     succeed(&mut compile);
     program
 }
@@ -118,7 +125,7 @@ pub fn link_static(source: &str, folder: &Path) -> PathBuf {
     let program = folder.join("static");
     let mut compile = Compiler::C11.start();
     compile.arg(root().join("tests/c").join(source)).args(["-x", "none", "-o"]).arg(&program);
-    compile.arg(static_library()).args(["-lstdc++", "-lm", "-lpthread", "-ldl"]);
+    compile.arg(static_library()).args(more_to_link()).args(["-lstdc++", "-lm", "-lpthread", "-ldl"]);
     succeed(&mut compile);
     program
 }
