@@ -34,7 +34,8 @@ nightly_tests() {
 address() {
   # Programs that gcc links with the library need the runtime that rustc gives to its own.
   export P2PKV_TEST_LINK="-Wl,--whole-archive $(runtime asan) -Wl,--no-whole-archive -Wl,--export-dynamic -lstdc++ -lm -lrt -ldl -lresolv"
-  export RUSTFLAGS="-Zsanitizer=address" ASAN_OPTIONS=detect_leaks=1 P2PKV_STRESS_BOUND_MS=2000
+  export RUSTFLAGS="-Zsanitizer=address" ASAN_OPTIONS=detect_leaks=1 LSAN_OPTIONS="suppressions=$PWD/scripts/lsan.supp"
+  export P2PKV_STRESS_BOUND_MS=2000
   nightly_tests asan test --locked --no-default-features --target $host --no-fail-fast
 }
 
