@@ -53,20 +53,24 @@ thread() {
 miri() {
   has_component miri || { echo "missing: rustup component add miri --toolchain $toolchain" >&2; return 1; }
   export MIRIFLAGS="-Zmiri-disable-isolation" PROPTEST_CASES=8
-  nightly_tests miri miri test --locked --no-default-features --lib protocol:: &&
+  # Skipped: long tables of hashes, and messages of megabytes, which take Miri hours and have the same code as short ones.
+  nightly_tests miri miri test --locked --no-default-features --lib protocol:: -- --skip those_of_python &&
     nightly_tests miri miri test --locked --no-default-features --test rules &&
     nightly_tests miri miri test --locked --no-default-features --test codec -- --skip limits --skip properties
 }
 
 valgrind() {
   command -v valgrind >/dev/null || { echo "missing: valgrind" >&2; return 1; }
-  cargo build --locked --release && ln -sf libp2pkv.so target/release/libp2pkv.so.0 || return 1
-  local name status=0
+  cargo build --locked || return 1
+  local library=$PWD/target/debug name status=0
+  # A forked child abandons what was its parent's, threads and all.
+  local -A leaks=([fork]=no)
+  ln -sf libp2pkv.so "$library/libp2pkv.so.0"
   for name in nulls lifecycle last_error fork; do
-    gcc -std=c11 -g -D_POSIX_C_SOURCE=200809L -Iinclude "tests/c/$name.c" -o "$logs/$name" -Ltarget/release \
-      -Wl,-rpath,"$PWD/target/release" -lp2pkv -lpthread &&
-      command valgrind --quiet --error-exitcode=99 --leak-check=full --errors-for-leak-kinds=definite,indirect \
-        --fair-sched=try "$logs/$name" && echo "valgrind: $name: clean" || status=1
+    gcc -std=c11 -g -D_POSIX_C_SOURCE=200809L -Iinclude "tests/c/$name.c" -o "$logs/$name" -L"$library" \
+      -Wl,-rpath,"$library" -lp2pkv -lpthread &&
+      command valgrind --quiet --error-exitcode=99 --leak-check="${leaks[$name]:-full}" \
+        --errors-for-leak-kinds=definite,indirect --fair-sched=try "$logs/$name" && echo "valgrind: $name: clean" || status=1
   done
   return $status
 }
@@ -77,7 +81,7 @@ for step in "${steps[@]}"; do
   start=$SECONDS
   (set -o pipefail; "$step" 2>&1 | tee "$logs/$step.log" | grep -E '^(test result|missing|valgrind:|SUMMARY|test .*FAILED)')
   [ "${PIPESTATUS[0]}" -eq 0 ] || failed+=("$step")
-  reports=$(grep -cE 'WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer|error: Undefined Behavior' "$logs/$step.log")
+  reports=$(grep -cE 'WARNING: ThreadSanitizer|ERROR: (Address|Leak)Sanitizer|error: Undefined Behavior|^==[0-9]+== .*(Invalid|uninitialised|definitely lost)' "$logs/$step.log")
   echo "$step: $reports reports, $((SECONDS - start))s, log in $logs/$step.log"
   [ "$reports" -eq 0 ] || failed+=("$step")
 done
