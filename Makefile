@@ -27,6 +27,15 @@ soak: ## a million runs of the simulator, or SEEDS, from FIRST on
 	P2PKV_SIM_SEEDS=$(SEEDS) P2PKV_SIM_FIRST=$(FIRST) \
 	  $(CARGO) test --release --locked --test sim every_seed -- --nocapture
 
+fuzz: ## each fuzz target for FUZZ_SECONDS (default 60); needs a nightly toolchain and cargo-fuzz
+	scripts/fuzz.sh
+
+sanitize: ## the tests under AddressSanitizer, ThreadSanitizer, Miri and valgrind; needs a nightly toolchain
+	scripts/sanitize.sh
+
+interleavings: ## the tier's threads in thousands of chosen orders, under the model checker shuttle
+	scripts/interleavings.sh
+
 interop: build ## our tier against real vLLM tiers over NIXL (takes wheels from PyPI into a cache)
 	scripts/requirements.sh test
 	P2PKV_LIBRARY=$(abspath $(RELEASE))/$(SONAME) python3 tests/interop/run.py $(VLLM)
@@ -68,4 +77,5 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test soak interop bench-vllm examples header bench install requirements clean help
+.PHONY: build demo test soak fuzz sanitize interleavings interop bench-vllm examples header bench install requirements \
+  clean help

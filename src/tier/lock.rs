@@ -7,8 +7,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{PoisonError, TryLockError};
 use std::time::Duration;
+
+use super::sync::{self, Condvar, Mutex, MutexGuard, thread_local};
 
 type Act = Box<dyn FnOnce()>;
 
@@ -23,7 +25,7 @@ thread_local! {
 /// Whether this thread holds a lock, so that the host's code may not be called now.
 #[must_use]
 pub fn is_held() -> bool {
-    HELD.get() > 0
+    HELD.with(Cell::get) > 0
 }
 
 /// Runs `act` as soon as this thread holds no lock; now, if it holds none.
@@ -40,10 +42,10 @@ fn run_put_off() {
     struct Running;
     impl Drop for Running {
         fn drop(&mut self) {
-            RUNNING.set(false);
+            RUNNING.with(|running| running.set(false));
         }
     }
-    if RUNNING.replace(true) {
+    if RUNNING.with(|running| running.replace(true)) {
         return;
     }
     let _running = Running;
@@ -59,14 +61,14 @@ struct Mark;
 
 impl Mark {
     fn new() -> Mark {
-        HELD.set(HELD.get() + 1);
+        HELD.with(|held| held.set(held.get() + 1));
         Mark
     }
 }
 
 impl Drop for Mark {
     fn drop(&mut self) {
-        HELD.set(HELD.get().saturating_sub(1));
+        HELD.with(|held| held.set(held.get().saturating_sub(1)));
         if !is_held() && !std::thread::panicking() {
             run_put_off();
         }
@@ -116,7 +118,7 @@ impl<T> Lock<T> {
     }
 
     pub fn is_poisoned(&self) -> bool {
-        self.0.is_poisoned()
+        sync::is_poisoned(&self.0)
     }
 }
 
@@ -124,8 +126,7 @@ impl<T> Guard<'_, T> {
     /// Lets the lock go until `condition` is told of or `limit` has passed, then gives up the lock.
     pub fn wait(self, condition: &Condvar, limit: Duration) {
         let Guard { guard, mark } = self;
-        // Poisoned or not: whoever locks next sees it.
-        drop(condition.wait_timeout(guard, limit));
+        sync::let_go(guard, condition, limit);
         drop(mark);
     }
 }

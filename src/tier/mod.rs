@@ -3,21 +3,26 @@
 //! One lock guards the core and the sending half of the control plane; it is held for one input at a time and never
 //! across a wait, a callback or the decoding of a message.
 
+#[cfg_attr(p2pkv_shuttle, path = "model/clock.rs")]
 mod clock;
 mod core;
 mod lock;
 mod metrics;
+#[cfg(p2pkv_shuttle)]
+mod model;
+mod os_error;
 mod planes;
+#[cfg_attr(p2pkv_shuttle, path = "model/poller.rs")]
 mod poller;
 mod progress;
 mod results;
 mod serve;
 mod start;
+mod sync;
 
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::time::Duration;
 
 use crate::control::ControlReceiver;
@@ -40,6 +45,7 @@ use self::poller::Poller;
 use self::progress::LONGEST_SLEEP;
 use self::results::ResultQueue;
 use self::serve::Serving;
+use self::sync::{AtomicBool, AtomicU64, Condvar, JoinHandle, Mutex};
 
 pub(crate) use self::lock::{is_held as holds_lock, once_unlocked};
 

@@ -8,10 +8,11 @@ use std::time::Duration;
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use rustix::event::Timespec;
-use rustix::io::Errno;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
-use crate::protocol::error::{Error, ErrorKind, Result};
+use crate::protocol::error::Result;
+
+use super::os_error::{io_error, os_error};
 
 /// Events are edge-triggered: after a wait, every source has to be read until it has nothing left.
 #[derive(Debug)]
@@ -90,18 +91,4 @@ impl Poller {
 fn timespec(span: Duration) -> Timespec {
     let seconds = i64::try_from(span.as_secs()).unwrap_or(i64::MAX);
     Timespec { tv_sec: seconds, tv_nsec: span.subsec_nanos().into() }
-}
-
-/// An error of the operating system, with what was being done.
-pub fn os_error(doing: &str, error: Errno) -> Error {
-    io_error(doing, &error.into())
-}
-
-fn io_error(doing: &str, error: &std::io::Error) -> Error {
-    let kind = match error.raw_os_error().map(Errno::from_raw_os_error) {
-        Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::NOSPC) => ErrorKind::OutOfResources,
-        Some(Errno::PERM | Errno::ACCESS) => ErrorKind::PermissionDenied,
-        _ => ErrorKind::Os,
-    };
-    Error::new(kind, format!("{doing}: {error}"))
 }

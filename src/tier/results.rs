@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::PoisonError;
 
 use rustix::event::EventfdFlags;
 
@@ -11,7 +11,8 @@ use crate::protocol::job::JobResult;
 use crate::protocol::timer::Timestamp;
 
 use super::clock::Clock;
-use super::poller::os_error;
+use super::os_error::os_error;
+use super::sync::{self, Condvar, Mutex, MutexGuard};
 
 /// Results in the order in which the jobs ended. Its eventfd is readable while there is one, or while peers' lookups
 /// wait for the engine.
@@ -81,12 +82,11 @@ impl ResultQueue {
         while queue.results.is_empty() && !queue.closed {
             queue = match deadline {
                 None => self.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner),
-                Some(deadline) => match clock.left(deadline) {
-                    None => return false,
-                    Some(left) => {
-                        self.arrived.wait_timeout(queue, left).unwrap_or_else(PoisonError::into_inner).0
-                    }
-                },
+                Some(deadline) => {
+                    let Some(left) = clock.left(deadline) else { return false };
+                    sync::let_go(queue, &self.arrived, left);
+                    self.lock()
+                }
             };
         }
         self.take_from(&mut queue, out, capacity)

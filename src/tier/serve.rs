@@ -2,7 +2,7 @@
 
 use std::cell::Cell;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, MutexGuard, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::BlockIndex;
@@ -11,6 +11,7 @@ use crate::protocol::keys::{KeyBatch, KeysView};
 use crate::protocol::manager::ServeWork;
 use crate::protocol::server::{PinnedHits, ServeAnswer};
 
+use super::sync::{MutexGuard, thread_local};
 use super::{ServeOps, ServeThread, Shared};
 
 /// The engine's callbacks, and where they are called.
@@ -26,7 +27,7 @@ thread_local! {
 
 /// Whether this thread is inside one of the engine's callbacks.
 pub fn is_in_callback() -> bool {
-    IN_CALLBACK.get()
+    IN_CALLBACK.with(Cell::get)
 }
 
 /// An error on a thread that is inside one of the engine's callbacks, where `what` would wait for that very callback.
@@ -42,10 +43,10 @@ fn calling_engine<T>(call: impl FnOnce() -> T) -> T {
     struct Mark;
     impl Drop for Mark {
         fn drop(&mut self) {
-            IN_CALLBACK.set(false);
+            IN_CALLBACK.with(|inside| inside.set(false));
         }
     }
-    IN_CALLBACK.set(true);
+    IN_CALLBACK.with(|inside| inside.set(true));
     let _mark = Mark;
     call()
 }

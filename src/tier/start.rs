@@ -1,10 +1,10 @@
 //! From a configuration to a running tier.
 
-use std::sync::atomic::{AtomicBool, AtomicU64};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
 
 use crate::control::zmq::{self, ZmqConfig, ZmqReceiver, ZmqSender};
 use crate::control::{ControlReceiver, ControlSender};
+use crate::data::DataTransport;
 use crate::host::spawn_without_signals;
 use crate::protocol::config::CoreConfig;
 use crate::protocol::error::{Error, ErrorKind, Result};
@@ -17,13 +17,14 @@ use super::lock::Lock;
 use super::planes::Planes;
 use super::poller::Poller;
 use super::results::ResultQueue;
+use super::sync::{self, AtomicBool, AtomicU64, Condvar, JoinHandle, Mutex};
 use super::{ProgressMode, Shared, Tier, TierConfig};
 
 pub fn tier(config: TierConfig) -> Result<Tier> {
     let (local_id, sender, receiver) = open_control(&config)?;
     let Planes { transports, local } = Planes::start(&config)?;
     let core_config = CoreConfig {
-        local_id: local_id.clone(),
+        local_id,
         instance: Instance(random()?),
         base_addr: config.region.base_addr(),
         num_blocks: config.region.num_blocks(),
@@ -32,30 +33,51 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
         hash_seed: config.hash_seed,
         transports: local,
         max_peers: config.max_peers,
-        limits: config.limits.clone(),
+        limits: config.limits,
         timeouts: config.timeouts,
         table_seed: u64::from_ne_bytes(random()?),
         token_secret: random()?,
     };
 
+    assemble(Parts {
+        core: core_config,
+        mode: config.progress,
+        sender: Box::new(sender),
+        receiver: Box::new(receiver),
+        transports,
+    })
+}
+
+/// What a tier is put together from.
+pub struct Parts {
+    pub core: CoreConfig,
+    pub mode: ProgressMode,
+    pub sender: Box<dyn ControlSender>,
+    pub receiver: Box<dyn ControlReceiver>,
+    pub transports: Vec<Box<dyn DataTransport>>,
+}
+
+pub fn assemble(parts: Parts) -> Result<Tier> {
+    let Parts { core, mode, sender, receiver, transports } = parts;
     let poller = Poller::new()?;
     let results = ResultQueue::new()?;
     let data_fds = transports.iter().map(|transport| transport.event_fd());
     for fd in [sender.event_fd(), receiver.event_fd()].into_iter().chain(data_fds) {
         poller.add(fd)?;
     }
-    if config.progress == ProgressMode::Caller {
+    if mode == ProgressMode::Caller {
         poller.add(results.fd())?;
     }
-    let core = Core::new(Manager::new(core_config), Box::new(sender), transports);
+    let (local_id, limits) = (core.local_id.clone(), core.limits.clone());
+    let core = Core::new(Manager::new(core), sender, transports);
     let shared = Arc::new(Shared {
         local_id,
-        limits: config.limits,
-        mode: config.progress,
+        limits,
+        mode,
         clock: Clock::start(),
         core: Lock::new(core),
         changed: Condvar::new(),
-        receiver: Lock::new(Some(Box::new(receiver))),
+        receiver: Lock::new(Some(receiver)),
         results,
         poller,
         serving: Mutex::new(None),
@@ -67,7 +89,7 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
         stop: AtomicBool::new(false),
         broken: AtomicBool::new(false),
     });
-    let thread = match config.progress {
+    let thread = match mode {
         ProgressMode::Thread => Some(spawn(&shared)?),
         ProgressMode::Caller => None,
     };
@@ -90,9 +112,9 @@ fn open_control(config: &TierConfig) -> Result<(PeerId, ZmqSender, ZmqReceiver)>
     opening.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
-fn spawn(shared: &Arc<Shared>) -> Result<std::thread::JoinHandle<()>> {
+fn spawn(shared: &Arc<Shared>) -> Result<JoinHandle<()>> {
     let shared = Arc::clone(shared);
-    spawn_without_signals("p2pkv-progress", move || shared.run()).map_err(|error| {
+    sync::spawn("p2pkv-progress", move || shared.run()).map_err(|error| {
         Error::new(ErrorKind::OutOfResources, format!("cannot start the progress thread: {error}"))
     })
 }

@@ -96,6 +96,12 @@ pub fn bounded(program: &Path) -> Command {
     command
 }
 
+/// What a library that was built with a sanitizer needs besides (scripts/sanitize.sh).
+fn more_to_link() -> Vec<String> {
+    let given = env::var("P2PKV_TEST_LINK").unwrap_or_default();
+    given.split_whitespace().map(str::to_owned).collect()
+}
+
 /// Links `source` of tests/c with the shared library, found again by its soname.
 pub fn link_shared(source: &str, folder: &Path) -> PathBuf {
     link_with(source, folder, &[])
@@ -110,7 +116,7 @@ pub fn link_with(source: &str, folder: &Path, more: &[&Path]) -> PathBuf {
     let rpath = format!("-Wl,-rpath,{}", folder.display());
     let mut link = start_link(source, &folder.join("shared"));
     link.args(more).arg("-L").arg(folder).arg(rpath).args(["-lp2pkv", "-lpthread", "-lm"]);
-    succeed(&mut link);
+    succeed(link.args(more_to_link()));
     folder.join("shared")
 }
 
@@ -124,7 +130,7 @@ pub fn link_without(source: &str, folder: &Path) -> PathBuf {
 pub fn link_static(source: &str, folder: &Path) -> PathBuf {
     let program = folder.join("static");
     let mut link = start_link(source, &program);
-    link.arg(static_library()).args(["-lstdc++", "-lm", "-lpthread", "-ldl"]);
+    link.arg(static_library()).args(more_to_link()).args(["-lstdc++", "-lm", "-lpthread", "-ldl"]);
     succeed(&mut link);
     program
 }
