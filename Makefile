@@ -20,6 +20,10 @@ test: ## everything that CI runs
 	scripts/requirements.sh test
 	scripts/test.sh
 
+soak: ## faults on purpose, the long form (about 15 min); writes the table of docs/reliability.md
+	scripts/requirements.sh test
+	scripts/soak.sh
+
 interop: build ## our tier against real vLLM tiers over NIXL (takes wheels from PyPI into a cache)
 	scripts/requirements.sh test
 	P2PKV_LIBRARY=$(abspath $(RELEASE))/$(SONAME) python3 tests/interop/run.py $(VLLM)
@@ -61,4 +65,4 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test interop bench-vllm examples header bench install requirements clean help
+.PHONY: build demo test soak interop bench-vllm examples header bench install requirements clean help

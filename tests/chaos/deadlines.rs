@@ -31,7 +31,7 @@ fn loads_from_a_frozen_producer() {
     producer.publish(&blocks(64), &tags(0, 64));
     run.pull(&mut consumer, "before", producer.id(), &tags(0, 64), &blocks(64));
     let before = [held(&producer), held(&consumer)];
-    for round in 0..times(3, 60) {
+    for round in 0..times(3, 40) {
         let id = format!("r{round}");
         consumer.try_request(&id, &symmetric(&id, producer.id()), impatient()).unwrap();
         consumer.look_up(&id, &tags(0, 64));
@@ -70,7 +70,7 @@ fn stores_for_a_frozen_consumer() {
         held.allow_one_peer();
         held
     });
-    for round in 0..times(3, 60) {
+    for round in 0..times(3, 40) {
         let id = format!("r{round}");
         producer.fill(&blocks(64), &tags(0, 64));
         producer.try_request(&id, &crate::peer::producer(&id), impatient()).unwrap();
@@ -150,7 +150,7 @@ fn lookups_and_loads_toward_peers_that_say_nothing() {
     let frozen = Engine::new(&Config::default());
     frozen.stop();
     let mut engine = Engine::new(&Config::default());
-    for round in 0..times(2, 40) {
+    for round in 0..times(2, 30) {
         silence(&mut run, &mut engine, &silent_id, 2 * round);
         silence(&mut run, &mut engine, frozen.id(), 2 * round + 1);
     }
@@ -163,7 +163,7 @@ fn lookups_of_a_ready_peer_that_froze() {
     let mut run = Run::new("frozen producer: lookup", "SIGSTOP after the handshake");
     let (mut producer, mut engine) = (Engine::new(&Config::default()), Engine::new(&Config::default()));
     producer.publish(&blocks(4), &tags(0, 4));
-    for round in 0..times(2, 40) {
+    for round in 0..times(2, 30) {
         run.pull(&mut engine, &format!("before{round}"), producer.id(), &tags(0, 4), &blocks(4));
         producer.stop();
         silence(&mut run, &mut engine, producer.id(), round);

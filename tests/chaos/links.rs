@@ -92,7 +92,7 @@ fn cut(case: &'static str, fault: &'static str, how: &'static str, muted: &[usiz
     let mut run = Run::new(fault, how);
     let (mut producer, mut consumer) = (net.engine(0, large()), net.engine(1, large()));
     producer.fill(&blocks(128), &tags(0, 128));
-    for round in 0..times(1, 5) {
+    for round in 0..times(1, 2) {
         let id = format!("r{round}");
         producer.try_request(&id, &crate::peer::producer(&id), impatient()).unwrap();
         consumer.try_request(&id, &pd(&id, producer.id()), impatient()).unwrap();

@@ -63,7 +63,10 @@ impl Tier {
     pub fn new(options: &Value) -> Result<Tier, Refusal> {
         let (num_blocks, block_len) = (number(options, "num_blocks"), number(options, "block_len"));
         let block_len = usize::try_from(block_len).unwrap();
-        let memory = vec![0u8; usize::try_from(num_blocks).unwrap() * block_len].into_boxed_slice();
+        let bytes = usize::try_from(num_blocks).unwrap() * block_len;
+        // Zeros are memory only once somebody has touched them.
+        let memory = if number(options, "touched") == 1 { vec![1u8; bytes] } else { vec![0u8; bytes] };
+        let memory = memory.into_boxed_slice();
         let region = Box::into_raw(memory);
         let said = |field: &str| options[field].as_str().unwrap_or("").to_owned();
         let (host, fingerprint, hash_seed) = (said("host"), said("fingerprint"), said("hash_seed"));
