@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use crate::peer::{Config, Engine, MISS, Times, blocks, free_port, pd, producer, symmetric, tags};
-use crate::run::{Run, held, times};
+use crate::run::{Run, held, times, transfer_begins};
 
 /// Long before any heartbeat or tier-wide deadline.
 const DEADLINE_MS: u64 = 400;
@@ -77,9 +77,7 @@ fn stores_for_a_frozen_consumer() {
         consumer.try_request(&id, &pd(&id, producer.id()), patient()).unwrap();
         run.load(&mut consumer, &id, &tags(0, 64), &blocks(64));
         run.store(&mut producer, &id, &tags(0, 64), &blocks(64));
-        crate::common::eventually("the transfer begins", || {
-            producer.peers()[0]["transfers_live"] != 0 || producer.stat("stores_live") == 0
-        });
+        transfer_begins(&mut producer);
         consumer.stop();
         let result = run.collect_one(&mut producer);
         run.injections += 1;
