@@ -113,6 +113,7 @@ impl Engines {
         world.auto_register = false;
         world.auto_transfer = false;
         world.auto_disarm = false;
+        world.auto_land = kind == TransportKind::Tcp;
         for node in 0..2 {
             world.nodes[node].manager.set_serve_mode(world.now, ServeMode::Engine);
         }

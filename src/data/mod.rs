@@ -6,6 +6,7 @@
 
 #[cfg(feature = "nixl")]
 pub mod nixl;
+
 pub mod tcp;
 
 use std::net::SocketAddr;
@@ -97,6 +98,9 @@ pub enum Disarm {
 pub enum DataEvent {
     /// The fence that [`Disarm::Pending`] promised is closed.
     Disarmed { load: LoadToken },
+    /// Every block that was armed for the load is in, and the fence is closed: nothing writes into them any more. Given by
+    /// transports that know; otherwise the producer's word has to do.
+    Landed { load: LoadToken },
     /// The peer's data plane is unusable: the session should end.
     PeerFault { session: SessionId, reason: String },
     /// `register_peer` succeeded.

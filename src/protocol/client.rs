@@ -14,6 +14,9 @@
 //! A load's job is reported once nothing can write into its blocks any more: when the data plane has closed its fence,
 //! or, where it cannot, when the peer has answered or has been silent for `abort_ack` (then with a flag). An aborted
 //! load that was reported stays known until its `abort_ack`, so that its round is not used again meanwhile.
+//!
+//! Where the data plane knows that all blocks are in, the load is reported at once and leaves its name in `landed` until
+//! the peer's `transfer_done`: a `fetch` of the same name must not reach the peer before it knows so too.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
@@ -36,8 +39,17 @@ pub struct ClientRole {
     never_answered: bool,
     /// Ids with keys that the next flush has to send.
     unflushed: Vec<KvRequestId>,
+    landed: BTreeMap<(KvRequestId, RoundSeq), Landed>,
     loads_live: usize,
     bytes_in: u64,
+}
+
+/// A load that is over here and, for all we know, not yet at the peer.
+#[derive(Debug)]
+struct Landed {
+    deadline: Timestamp,
+    /// The `fetch` of the next load of this name.
+    next: Option<Fetch>,
 }
 
 /// One `kv_request_id` that is pulled from this peer.
@@ -123,6 +135,7 @@ impl ClientRole {
             requests: BTreeMap::new(),
             never_answered: false,
             unflushed: Vec::new(),
+            landed: BTreeMap::new(),
             loads_live: 0,
             bytes_in: 0,
         }
@@ -310,7 +323,10 @@ impl ClientRole {
         cx.loads.insert(token, (session, new.kv_request_id.clone(), round));
         cx.timers.set(deadline, TimerKey::Load(session, new.kv_request_id.clone(), round));
         self.loads_live += 1;
-        cx.say(session, Message::Fetch(fetch));
+        match self.landed.get_mut(&(new.kv_request_id.clone(), round)) {
+            Some(landed) => landed.next = Some(fetch),
+            None => cx.say(session, Message::Fetch(fetch)),
+        }
     }
 
     /// The answer to the oldest unanswered lookup with exactly these keys. Anything else is junk and changes nothing.
@@ -344,6 +360,9 @@ impl ClientRole {
         success: bool,
         fenced: bool,
     ) {
+        if self.end_landed(cx, id, round) {
+            return;
+        }
         let Some(load) = self.load_mut(id, round) else {
             cx.stats.messages_late += 1;
             return;
@@ -364,6 +383,29 @@ impl ClientRole {
             LoadState::Aborting { .. } => {}
             LoadState::Queued | LoadState::Closing { .. } => cx.stats.messages_late += 1,
         }
+    }
+
+    /// The data plane has taken in all blocks of the load, and closed them.
+    pub fn on_landed(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
+        let session = self.session;
+        let Some(load) = self.load_mut(id, round).filter(|load| load.state == LoadState::Fetching) else {
+            return;
+        };
+        let deadline = load.deadline;
+        load.state = LoadState::Closing { cause: Cause::new(Outcome::Done, "") };
+        self.report(cx, id, round, JobFlags::default());
+        cx.timers.set(deadline, TimerKey::Load(session, id.clone(), round));
+        self.landed.insert((id.clone(), round), Landed { deadline, next: None });
+    }
+
+    /// The peer is done with a load that has landed: its name may be used again. False if there is none of that name.
+    fn end_landed(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) -> bool {
+        let Some(landed) = self.landed.remove(&(id.clone(), round)) else { return false };
+        cx.timers.cancel(landed.deadline, TimerKey::Load(self.session, id.clone(), round));
+        if let Some(fetch) = landed.next {
+            cx.say(self.session, Message::Fetch(fetch));
+        }
+        true
     }
 
     pub fn on_abort_ack(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, fenced: bool) {
@@ -480,8 +522,15 @@ impl ClientRole {
     }
 
     pub fn on_load_deadline(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, fenced: bool) {
-        let cause = Cause::new(Outcome::TimedOut, "the load did not finish within its deadline");
-        self.abort(cx, id, round, cause, fenced);
+        let now = cx.now;
+        let is_due = |deadline: Timestamp| deadline <= now;
+        if self.landed.get(&(id.clone(), round)).is_some_and(|landed| is_due(landed.deadline)) {
+            self.end_landed(cx, id, round);
+        }
+        if self.load_mut(id, round).is_some_and(|load| is_due(load.deadline)) {
+            let cause = Cause::new(Outcome::TimedOut, "the load did not finish within its deadline");
+            self.abort(cx, id, round, cause, fenced);
+        }
     }
 
     /// No `abort_ack` came. Without a fence the blocks may still be written.
@@ -563,6 +612,9 @@ impl ClientRole {
     pub fn on_session_death(&mut self, cx: &mut Context, cause: &Cause, fenced: bool) {
         let session = self.session;
         self.unflushed.clear();
+        for ((id, round), landed) in std::mem::take(&mut self.landed) {
+            cx.timers.cancel(landed.deadline, TimerKey::Load(session, id, round));
+        }
         let mut live: Vec<(KvRequestId, RoundSeq)> = Vec::new();
         for (id, request) in &mut self.requests {
             request.finished = true;

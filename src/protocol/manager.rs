@@ -246,6 +246,17 @@ impl Manager {
         self.after_input();
     }
 
+    /// All blocks of the load are in, and nothing can write into them any more.
+    pub fn handle_landed(&mut self, now: Timestamp, load: LoadToken) {
+        self.cx.now = now;
+        let named: Option<RoundName> = self.cx.loads.get(&load).cloned();
+        if let Some((session, id, round)) = named {
+            self.with_session(session, |session, cx| session.client.on_landed(cx, &id, round));
+            self.cx.touched.push(session);
+        }
+        self.after_input();
+    }
+
     /// A dying session's time to drain is over.
     fn abandon(&mut self, session: SessionId) {
         self.with_session(session, |session, cx| {

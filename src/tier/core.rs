@@ -102,6 +102,7 @@ impl Core {
     fn on_data_event(&mut self, now: Timestamp, event: DataEvent) {
         match event {
             DataEvent::Disarmed { load } => self.manager.handle_disarmed(now, load),
+            DataEvent::Landed { load } => self.manager.handle_landed(now, load),
             DataEvent::PeerFault { session, reason } => self.manager.handle_peer_fault(now, session, &reason),
             DataEvent::PeerRegistered { session } => self.manager.handle_peer_registered(now, session),
             DataEvent::PeerRefused { session, reason } => {

@@ -261,7 +261,7 @@ class Cases:
         if producer.kind == "own" or "refuses_late_fetches" in self.known()["can"]:
             self.fails(consumer, 3)
         else:
-            # Before 0.31 vLLM takes the fetch, and a later store serves it.
+            # Before 0.30 vLLM takes the fetch, and a later store serves it.
             producer.fill(blocks=span(0, 2), seed="l")
             peers.eventually("a session", lambda: consumer.id in producer.sessions()["sessions"])
             producer.store(name="p", job=2, keys=keys("l", 2), blocks=span(0, 2))

@@ -17,7 +17,7 @@ SINCE = {
     # A load that its request's end has aborted is reported.
     "reports_aborted_loads": (0, 29),
     # A fetch of a store that was given up fails in one round trip.
-    "refuses_late_fetches": (0, 31),
+    "refuses_late_fetches": (0, 30),
 }
 
 LEGACY_ROLES = {"remote_decoder": "decode", "remote_prefiller": "prefill"}

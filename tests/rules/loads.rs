@@ -339,6 +339,85 @@ fn an_id_whose_abort_is_open_is_refused_until_the_ack_or_its_deadline() {
 }
 
 #[test]
+fn a_load_whose_blocks_have_all_landed_is_done_before_the_peer_says_so() {
+    let (mut world, peer, request) = fenced();
+    world.nodes[0].region[40] = 1;
+    world.land_next(0);
+    assert_result(&world, Outcome::Done, JobFlags::default());
+    assert_eq!(world.result(0, 1).bytes, BLOCK_LEN);
+    peer.done(&mut world, "r", 0, true);
+    assert_eq!(world.stats(0).messages_late, 0);
+    world.finish(0, request);
+    world.check_rest();
+}
+
+#[test]
+fn what_the_peer_says_of_a_landed_load_changes_nothing() {
+    let (mut world, peer, request) = fenced();
+    world.nodes[0].region[40] = 1;
+    world.land_next(0);
+    world.finish(0, request);
+    peer.done(&mut world, "r", 0, false);
+    assert_result(&world, Outcome::Done, JobFlags::default());
+    assert_eq!(world.sent(0, "abort_fetch"), 0);
+    world.check_rest();
+}
+
+#[test]
+fn the_name_of_a_landed_load_is_used_again_once_the_peer_is_done_with_it() {
+    let (mut world, peer, request) = fenced();
+    world.nodes[0].region[40] = 1;
+    world.land_next(0);
+    world.finish(0, request);
+    let request = world.request(0, pd_from("r", PEER)).unwrap();
+    world.load(0, request, 2, &[2], &[41]);
+    assert_eq!(world.sent(0, "fetch"), 1, "the peer may still have the round of the first");
+    peer.done(&mut world, "r", 0, true);
+    assert_eq!(world.sent(0, "fetch"), 2);
+    assert!(world.is_open(0, 2), "the word on the first is none on the second");
+    world.nodes[0].region[41] = 2;
+    world.land_next(0);
+    assert_eq!(world.outcome(0, 2), Outcome::Done);
+}
+
+#[test]
+fn a_landed_load_of_which_the_peer_never_speaks_leaves_its_name_at_its_deadline() {
+    let (mut world, _, request) = fenced();
+    world.nodes[0].region[40] = 1;
+    world.land_next(0);
+    world.finish(0, request);
+    let request = world.request(0, pd_from("r", PEER)).unwrap();
+    world.advance(seconds(10));
+    world.load(0, request, 2, &[2], &[41]);
+    world.advance(seconds(20));
+    assert_eq!(world.sent(0, "fetch"), 2);
+    world.advance(seconds(9));
+    assert!(world.is_open(0, 2));
+    world.advance(seconds(1));
+    assert_eq!(world.sent(0, "abort_fetch"), 1);
+}
+
+#[test]
+fn a_load_that_was_given_up_does_not_become_done_by_landing() {
+    let (mut world, _, request) = fenced();
+    world.finish(0, request);
+    world.land_next(0);
+    world.disarm_next(0);
+    assert_result(&world, Outcome::Aborted, JobFlags::default());
+}
+
+#[test]
+fn death_after_landing_leaves_the_result_and_nothing_else() {
+    let (mut world, _, request) = fenced();
+    world.nodes[0].region[40] = 1;
+    world.land_next(0);
+    world.connection_lost(0, world.newest_session(0));
+    assert_result(&world, Outcome::Done, JobFlags::default());
+    world.finish(0, request);
+    world.check_rest();
+}
+
+#[test]
 fn a_pd_request_loads_once() {
     let (mut world, peer, request) = unfenced();
     let refused = |world: &mut World| world.try_load(0, request, 2, &[2], &[41]).unwrap_err().kind;

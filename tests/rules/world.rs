@@ -164,6 +164,8 @@ pub struct World {
     pub auto_register: bool,
     pub auto_transfer: bool,
     pub auto_disarm: bool,
+    /// The receiver's data plane says so itself when all blocks of a load are in.
+    pub auto_land: bool,
     pub violations: Vec<String>,
 }
 
@@ -194,6 +196,7 @@ impl World {
             auto_register: true,
             auto_transfer: true,
             auto_disarm: true,
+            auto_land: false,
             violations: Vec::new(),
         }
     }
@@ -449,6 +452,19 @@ impl World {
         true
     }
 
+    /// All blocks of the load are in, whatever the peer has said of it.
+    pub fn land(&mut self, node: usize, load: LoadToken) {
+        self.nodes[node].armed.remove(&load);
+        self.nodes[node].manager.handle_landed(self.now, load);
+        self.execute(node);
+    }
+
+    /// As `land`, for the oldest load that is armed.
+    pub fn land_next(&mut self, node: usize) {
+        let oldest = *self.nodes[node].armed.keys().next().expect("a load is armed");
+        self.land(node, oldest);
+    }
+
     fn on_result(&mut self, node: usize, result: JobResult) {
         let found = &mut self.nodes[node];
         if found.results.iter().any(|known| known.job == result.job) {
@@ -610,7 +626,18 @@ impl World {
             }
             receiver.region[pair.remote.0 as usize] = tag;
         }
+        self.land_if_whole(to, posted.load);
         true
+    }
+
+    fn land_if_whole(&mut self, node: usize, load: Option<LoadToken>) {
+        let is_whole =
+            |load: &LoadToken| self.nodes[node].armed.get(load).is_some_and(|(_, open)| open.is_empty());
+        if let Some(load) = load.filter(is_whole)
+            && self.auto_land
+        {
+            self.land(node, load);
+        }
     }
 
     fn admits(&mut self, to: usize, token: Option<Vec<u8>>, posted: &Posted) -> bool {

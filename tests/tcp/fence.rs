@@ -166,3 +166,18 @@ fn disarming_what_is_not_armed_is_done() {
     assert_eq!(reader.transport.disarm(LoadToken(1)), Disarm::Done);
     assert_eq!(reader.transport.disarm(LoadToken(1)), Disarm::Done);
 }
+
+#[test]
+fn a_load_has_landed_when_its_last_armed_block_is_in_and_not_before() {
+    let (mut reader, mut writer) = reader_with_writer();
+    reader.arm(1, &[0, 1, 2]);
+    send_blocks(&mut writer, 7, Some(1), &[2, 0], 1);
+    assert_eq!(writer.ack(), (0, 7, 0));
+    send_blocks(&mut writer, 8, Some(1), &[0], 9);
+    assert_eq!(writer.ack(), (4, 8, 0), "a block that is in is not written again, nor counted");
+    assert_eq!((reader.settle(), reader.landed.as_slice()), (vec![], &[][..]));
+    send_blocks(&mut writer, 9, Some(1), &[1], 1);
+    assert_eq!(writer.ack(), (0, 9, 0));
+    assert_eq!((reader.settle(), reader.landed.as_slice()), (vec![], &[LoadToken(1)][..]));
+    assert_eq!(reader.transport.disarm(LoadToken(1)), Disarm::Done);
+}

@@ -22,6 +22,8 @@ pub struct Side {
     base: *mut u8,
     pub block_len: usize,
     pub num_blocks: u32,
+    /// Loads that were said to be whole; what the other events are does not depend on it.
+    pub landed: Vec<LoadToken>,
     seen: Vec<DataEvent>,
 }
 
@@ -40,7 +42,7 @@ impl Side {
         // SAFETY: the memory lives in the same struct and is dropped after the transport.
         let region = unsafe { Region::new(base, num_blocks, block_len) }.unwrap();
         let transport = TcpTransport::new(region, config).unwrap();
-        Side { transport, memory, base, block_len, num_blocks, seen: Vec::new() }
+        Side { transport, memory, base, block_len, num_blocks, landed: Vec::new(), seen: Vec::new() }
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -94,6 +96,14 @@ impl Side {
             poll_fd(self.transport.event_fd(), wait);
             self.transport.poll(&mut self.seen);
         }
+        let landed = &mut self.landed;
+        self.seen.retain(|event| match event {
+            DataEvent::Landed { load } => {
+                landed.push(*load);
+                false
+            }
+            _ => true,
+        });
         std::mem::take(&mut self.seen)
     }
 

@@ -17,7 +17,7 @@
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::frame::FrameRefusal;
@@ -38,8 +38,13 @@ pub(super) struct Fence {
 impl Fence {
     /// From here on frames of `session` may write `blocks` under the name `load`.
     pub fn arm(&self, session: SessionId, load: LoadToken, blocks: &[BlockIndex]) {
-        let armed =
-            Arc::new(ArmedLoad { load, session, state: AtomicU8::new(ARMED), open: OpenBlocks::new(blocks) });
+        let armed = Arc::new(ArmedLoad {
+            load,
+            session,
+            state: AtomicU8::new(ARMED),
+            open: OpenBlocks::new(blocks),
+            missing: AtomicUsize::new(blocks.len()),
+        });
         match self.table().entry(load) {
             Entry::Vacant(free) => drop(free.insert(armed)),
             Entry::Occupied(_) => log::error!("load {load} is armed already; arming it again is ignored"),
@@ -96,6 +101,8 @@ pub(super) struct ArmedLoad {
     session: SessionId,
     state: AtomicU8,
     open: OpenBlocks,
+    /// Blocks whose bytes are not all in.
+    missing: AtomicUsize,
 }
 
 /// What became of one attempt to write into a load's blocks.
@@ -119,6 +126,11 @@ impl ArmedLoad {
         }
         self.state.store(DISARMED, Ordering::Release);
         Access::WroteLast(result)
+    }
+
+    /// So many more blocks are in; true with the last of them. For the I/O thread only.
+    pub fn has_landed(&self, blocks: usize) -> bool {
+        self.missing.fetch_sub(blocks, Ordering::Relaxed) == blocks
     }
 
     /// Two steps can be taken from under each other by the I/O thread, hence the loop; it ends with the first

@@ -195,6 +195,10 @@ impl Inbound {
         if !open {
             self.refuse(header, FrameRefusal::Disarmed, left);
         } else if left == 0 {
+            if load.has_landed(header.blocks as usize) {
+                fence.forget(load.load);
+                reactor.events.push(DataEvent::Landed { load: load.load });
+            }
             self.acknowledge(header, Ok(()));
         }
         Ok(step)
