@@ -29,9 +29,6 @@ impl Place {
     }
 }
 
-/// Sent in place of blocks that may not be read any more.
-static FILLER: [u8; 16 << 10] = [0; 16 << 10];
-
 /// The vectors of one call; kept between calls for its memory alone, never for its content.
 pub(super) struct IoVectors {
     region: Region,
@@ -69,22 +66,28 @@ impl IoVectors {
         moved(sent, asked)
     }
 
-    /// Sends `head` and then `bytes` of filler, as far as both go into one call. The result counts both.
-    pub fn send_filler(&mut self, socket: &impl AsRawFd, head: &[u8], bytes: usize) -> io::Result<Moved> {
-        self.list.clear();
-        if !head.is_empty() {
-            self.push(head.as_ptr().cast_mut(), head.len());
+    /// A copy of what `blocks` hold, of the first of them from `offset` on, for when they may not be read any more. The
+    /// caller holds them pinned until then. Fails where there is no memory for it.
+    pub fn copy_out(
+        &self,
+        blocks: impl Iterator<Item = BlockIndex> + Clone,
+        mut offset: usize,
+    ) -> io::Result<Vec<u8>> {
+        let block_len = self.region.block_len();
+        let most = blocks.clone().count().saturating_mul(block_len);
+        let mut copy = Vec::new();
+        copy.try_reserve_exact(most.saturating_sub(offset))?;
+        for block in blocks {
+            let start = self.region.block_ptr(block).ok_or_else(|| outside(block, &self.region))?;
+            // SAFETY: the rest of one block of the region, which outlives us; pinned, so nobody writes it meanwhile, and the
+            // slice is gone with this statement.
+            let rest = unsafe {
+                std::slice::from_raw_parts(start.wrapping_add(offset), block_len.saturating_sub(offset))
+            };
+            copy.extend_from_slice(rest);
+            offset = 0;
         }
-        let mut left = bytes;
-        while left > 0 && self.list.len() < MAX_VECTORS {
-            let piece = left.min(FILLER.len());
-            self.push(FILLER.as_ptr().cast_mut(), piece);
-            left -= piece;
-        }
-        let message = self.message();
-        // SAFETY: the vectors name `head`, borrowed for this call, and a static; sendmsg only reads them.
-        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-        moved(sent, head.len() + bytes - left)
+        Ok(copy)
     }
 
     /// Receives at most `limit` bytes into `blocks`, the first of them from `offset` on. 0 bytes are the end of the

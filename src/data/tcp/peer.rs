@@ -19,7 +19,7 @@
 //!      │                          ▼ no further frame begins
 //!      │                       failing ── frames that began are acked, or their streams are closed ──┐
 //!      └──────────┬───────────────┘                                                                  ▼
-//!                 └─ cancel: at once, begun frames go on with filler ──────────────────────► TransferFailed
+//!                 └─ cancel: at once, begun frames go on from a copy ──────────────────────► TransferFailed
 //! ```
 
 use std::collections::{HashMap, VecDeque};
@@ -146,19 +146,30 @@ impl Peer {
         self.pump_all(reactor)
     }
 
-    /// Ends transfers at once. What has not begun never will; frames that have begun go on without the blocks.
+    /// Ends transfers at once. What has not begun never will; frames that have begun go on from a copy of the blocks.
     pub fn cancel(&mut self, transfers: &[TransferId], reactor: &mut Reactor) {
         for id in transfers {
             let Some(transfer) = self.transfers.remove(id) else { continue };
-            for slot in &mut self.slots {
-                if let Slot::Open(stream) = slot {
-                    stream.abandon(*id, reactor.block_len());
-                }
+            for slot in 0..self.slots.len() {
+                self.let_go(slot, *id, &transfer.blocks, reactor);
             }
             let cancelled = || Failure { reason: "cancelled".to_owned(), blame: Blame::Nobody };
             report(*id, Some(transfer.failure.unwrap_or_else(cancelled)), reactor);
         }
         self.tidy_line();
+    }
+
+    fn let_go(&mut self, slot: usize, id: TransferId, blocks: &[BlockPair], reactor: &mut Reactor) {
+        match self.take_slot(slot) {
+            Slot::Open(mut stream) => {
+                let outcome = stream.let_go(id, blocks, reactor).map_err(|error| {
+                    format!("a frame whose transfer was given up is too large to be kept: {error}")
+                });
+                // It had frames, so the peer is registered and stays.
+                let _: Fate = self.keep_or_lose(slot, stream, outcome, reactor);
+            }
+            other => self.put_slot(slot, other),
+        }
     }
 
     pub fn on_ready(&mut self, slot: usize, ready: Readiness, reactor: &mut Reactor) -> Fate {
@@ -334,8 +345,8 @@ impl Peer {
 
     /// One call's worth of the current frame, or of the next one.
     fn send_some(&mut self, stream: &mut Stream, limit: usize, reactor: &mut Reactor) -> io::Result<Sent> {
-        if stream.owes_filler() {
-            return stream.send_filler(limit, reactor);
+        if stream.has_copied() {
+            return stream.send_copied(limit, reactor);
         }
         let continued = stream.current();
         let Some(plan) = continued.or_else(|| self.next_frame()) else { return Ok(Sent::Blocked) };

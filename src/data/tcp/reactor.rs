@@ -14,13 +14,16 @@ use super::TcpConfig;
 use super::io_vectors::IoVectors;
 use super::sys::{ConnectionId, Epoll, EventFd, Interest, Readiness};
 use crate::data::{DataEvent, Region};
-use crate::protocol::ids::SessionId;
+use crate::protocol::ids::{BlockIndex, SessionId};
 use crate::protocol::timer::Timestamp;
 
 /// The wake-up of the I/O thread.
 pub(super) const WAKE: ConnectionId = ConnectionId(0);
 pub(super) const LISTENER: ConnectionId = ConnectionId(1);
 const FIRST_CONNECTION: u64 = 2;
+
+/// Bytes of frames whose transfers were given up and that their receivers are slow to take: of all streams together.
+const MAX_COPIED: usize = 64 << 20;
 
 /// Who an epoll report is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,6 +55,7 @@ pub(super) struct Reactor {
     /// May name connections that are gone or past that deadline: whoever is woken looks again.
     deadlines: BTreeSet<(Timestamp, u64)>,
     congestion_warned: bool,
+    copied: usize,
 }
 
 impl Reactor {
@@ -66,6 +70,7 @@ impl Reactor {
             next_id: FIRST_CONNECTION,
             deadlines: BTreeSet::new(),
             congestion_warned: false,
+            copied: 0,
         }
     }
 
@@ -81,6 +86,26 @@ impl Reactor {
     pub fn wait(&mut self, ready: &mut Vec<Readiness>) -> io::Result<()> {
         let timeout = self.deadlines.first().map(|(at, _)| *at - self.now);
         self.epoll.wait(ready, timeout)
+    }
+
+    /// A copy of the rest of some blocks, from `offset` in the first of them on; to be given back by [`Self::drop_copy`].
+    /// Fails if there is no room for it.
+    pub fn keep_copy(
+        &mut self,
+        blocks: impl Iterator<Item = BlockIndex> + Clone,
+        offset: usize,
+    ) -> io::Result<Vec<u8>> {
+        let most = blocks.clone().count().saturating_mul(self.block_len()).saturating_sub(offset);
+        if self.copied.saturating_add(most) > MAX_COPIED {
+            return Err(io::Error::from(io::ErrorKind::OutOfMemory));
+        }
+        let copy = self.vectors.copy_out(blocks, offset)?;
+        self.copied += copy.len();
+        Ok(copy)
+    }
+
+    pub fn drop_copy(&mut self, bytes: usize) {
+        self.copied = self.copied.saturating_sub(bytes);
     }
 
     pub fn open(&mut self, socket: Socket, interest: Interest, route: Route) -> io::Result<Connection> {

@@ -4,12 +4,11 @@
 //!            first byte taken by the socket              all bytes taken           ack
 //!  planned ─────────────────────────────────► current ──────────────────► unacked ─────► over
 //!     │ socket full: nothing has begun           │ transfer given up          ▲
-//!     └──► not planned                           └──► filler ─────────────────┘
+//!     └──► not planned                           └──► copied ─────────────────┘
 //! ```
 //!
-//! The receiver has been promised the bytes of a frame once it has begun. When its transfer is given up, the rest is
-//! filler in place of the blocks: those are the engine's again at once, however slow the receiver is. What a load gets of a
-//! transfer that was given up is nothing it may be told to use.
+//! The receiver has been promised the bytes of a frame once it has begun, and takes what comes for them. When its transfer
+//! is given up, the rest is sent from a copy: the blocks are the engine's again at once, however slow the receiver is.
 
 use std::collections::VecDeque;
 use std::io;
@@ -40,7 +39,11 @@ struct Current {
 /// Where the bytes behind the head of a current frame come from.
 enum Rest {
     Blocks(Place),
-    Filler { left: usize },
+    /// What was left of the blocks when the transfer was given up.
+    Copied {
+        bytes: Vec<u8>,
+        sent: usize,
+    },
 }
 
 /// What the socket took.
@@ -78,19 +81,29 @@ impl Stream {
         self.current.as_ref().map(|current| current.plan)
     }
 
-    /// The rest of the current frame belongs to nobody any more: [`Self::send_filler`].
-    pub fn owes_filler(&self) -> bool {
-        matches!(self.current, Some(Current { rest: Rest::Filler { .. }, .. }))
+    /// The rest of the current frame is no block of anybody's any more: [`Self::send_copied`].
+    pub fn has_copied(&self) -> bool {
+        matches!(self.current, Some(Current { rest: Rest::Copied { .. }, .. }))
     }
 
-    /// The transfer was given up. From here on its blocks are not read.
-    pub fn abandon(&mut self, transfer: TransferId, block_len: usize) {
-        if let Some(current) = self.current.as_mut().filter(|current| current.plan.transfer == transfer)
-            && let Rest::Blocks(place) = current.rest
-        {
-            let left = (current.plan.count - place.block) * block_len - place.offset;
-            current.rest = Rest::Filler { left };
+    /// The transfer, which moves `blocks`, was given up: from here on they are not read. Fails if what is left of them is too
+    /// much to keep; then the stream must be closed.
+    pub fn let_go(
+        &mut self,
+        transfer: TransferId,
+        blocks: &[BlockPair],
+        reactor: &mut Reactor,
+    ) -> io::Result<()> {
+        let Some(Current { plan, rest, .. }) = &mut self.current else { return Ok(()) };
+        let Rest::Blocks(place) = rest else { return Ok(()) };
+        if plan.transfer != transfer {
+            return Ok(());
         }
+        let frame = blocks.get(plan.first..plan.first + plan.count).unwrap_or_default();
+        let left = frame.get(place.block..).unwrap_or_default().iter().map(|pair| pair.local);
+        let bytes = reactor.keep_copy(left, place.offset)?;
+        *rest = Rest::Copied { bytes, sent: 0 };
+        Ok(())
     }
 
     /// Goes on with the current frame, or begins `plan` if there is none. `blocks` are those of that frame.
@@ -104,7 +117,7 @@ impl Stream {
         let block_len = reactor.block_len();
         let (head_sent, place) = match &self.current {
             Some(Current { head_sent, rest: Rest::Blocks(place), .. }) => (*head_sent, *place),
-            Some(_) => return self.send_filler(limit, reactor),
+            Some(_) => return self.send_copied(limit, reactor),
             None => {
                 FrameHeader::encode(plan.transfer, plan.load, blocks, block_len, &mut self.head);
                 (0, Place::default())
@@ -126,17 +139,21 @@ impl Stream {
     }
 
     /// Goes on with the current frame, whose transfer was given up.
-    pub fn send_filler(&mut self, limit: usize, reactor: &mut Reactor) -> io::Result<Sent> {
-        let Some(Current { head_sent, rest: Rest::Filler { left }, .. }) = &mut self.current else {
+    pub fn send_copied(&mut self, limit: usize, reactor: &mut Reactor) -> io::Result<Sent> {
+        let Some(Current { head_sent, rest: Rest::Copied { bytes, sent }, .. }) = &mut self.current else {
             return Ok(Sent::Blocked);
         };
         let head = self.head.get(*head_sent..).unwrap_or_default();
-        let moved = reactor.vectors.send_filler(&self.connection.socket, head, limit.min(*left));
+        let rest = bytes.get(*sent..).unwrap_or_default();
+        // The table goes by itself: this is rare.
+        let piece = if head.is_empty() { rest.get(..limit).unwrap_or(rest) } else { head };
+        let taken = self.connection.socket.send_with_flags(piece, libc::MSG_NOSIGNAL);
+        let moved = taken.map(|bytes| Moved { bytes, short: bytes < piece.len() });
         let Some(moved) = unless_blocked(moved)? else { return Ok(Sent::Blocked) };
-        let of_head = moved.bytes.min(head.len());
-        *head_sent += of_head;
-        *left -= moved.bytes - of_head;
-        if *left == 0 {
+        let counted = if head.is_empty() { &mut *sent } else { head_sent };
+        *counted += moved.bytes;
+        if *sent == bytes.len() {
+            reactor.drop_copy(bytes.len());
             self.current = None;
         }
         Ok(Sent::Some(moved))
@@ -173,6 +190,9 @@ impl Stream {
 
     /// Closes it. From here on it reads no local block; the transfers of its unfinished frames, one for each frame.
     pub fn close(self, reactor: &mut Reactor) -> VecDeque<TransferId> {
+        if let Some(Current { rest: Rest::Copied { bytes, .. }, .. }) = &self.current {
+            reactor.drop_copy(bytes.len());
+        }
         reactor.close(self.connection);
         self.unacked
     }
