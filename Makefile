@@ -20,7 +20,7 @@ test: ## everything that CI runs
 	scripts/requirements.sh test
 	scripts/test.sh
 
-soak: ## faults on purpose, the long form (about 15 min); writes the table of docs/reliability.md
+soak: ## faults on purpose, the long form (about 12 min); writes the table of docs/reliability.md
 	scripts/requirements.sh test
 	scripts/soak.sh
 
