@@ -52,7 +52,9 @@ def total(cases: "list[dict]") -> str:
 
 def main() -> None:
     report, *document = sys.argv[1:]
-    cases = [json.loads(line) for line in Path(report).read_text().splitlines()]
+    lines = map(json.loads, Path(report).read_text().splitlines())
+    # A case that was run again counts by its last run.
+    cases = list({(case["fault"], case["how"]): case for case in lines}.values())
     table = "\n".join((*HEAD, *map(row, cases), "", total(cases)))
     if not document:
         print(table)
