@@ -23,7 +23,12 @@ test: ## everything that CI runs
 	scripts/requirements.sh test
 	scripts/test.sh
 
-soak: ## a million runs of the simulator, or SEEDS, from FIRST on
+soak: ## faults on purpose, the long form (about 20 min); writes the table of docs/reliability.md
+	scripts/requirements.sh test
+	$(MAKE) soak-core
+	scripts/soak.sh
+
+soak-core: ## a million runs of the simulator, or SEEDS, from FIRST on
 	P2PKV_SIM_SEEDS=$(SEEDS) P2PKV_SIM_FIRST=$(FIRST) \
 	  $(CARGO) test --release --locked --test sim every_seed -- --nocapture
 
@@ -77,5 +82,5 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test soak fuzz sanitize interleavings interop bench-vllm examples header bench install requirements \
-  clean help
+.PHONY: build demo test soak soak-core fuzz sanitize interleavings interop bench-vllm examples header bench install \
+  requirements clean help

@@ -112,7 +112,8 @@ fn auto_takes_memory_before_nixl_between_tiers_of_one_host() {
     let request = one.pd_consumer("r", &other);
     one.load(request, 1, &keys([1]), &[5]);
     assert_eq!(one.result().outcome, Outcome::Done);
-    assert_eq!(one.tier.peers().unwrap()[0].transport, "same_host");
+    let is_upgraded = || one.tier.peers().unwrap()[0].transport == "same_host";
+    common::eventually("blocks go to the other from memory too", is_upgraded);
 }
 
 /// The transport alone, without sessions.

@@ -473,7 +473,7 @@ impl Tier {
                 4 => {
                     let mut base = ptr::null_mut();
                     refused(p2p_region_alloc(0, 0, &raw mut base));
-                    refused(p2p_region_alloc(64, 1 << script.below(32), &raw mut base));
+                    refused(p2p_region_alloc(64, 2 << script.below(31), &raw mut base));
                     refused(p2p_region_free(ptr::without_provenance_mut(script.u64() as usize | 1)));
                     refused(p2p_log_init(6 + u32::from(script.byte())));
                 }

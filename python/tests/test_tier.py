@@ -282,6 +282,17 @@ class FailureTest(unittest.TestCase):
                 self.assertIn("lookup", request.outcome.detail)
             self.assertEqual(consumer.stats().sessions_lost, 0)
 
+    def test_jobs_can_have_deadlines_of_their_own(self) -> None:
+        decoding = {"remote_decoder": {"kv_request_id": "nobody comes"}}
+        with open_tier() as tier, tier.request(decoding, store_timeout=60) as request:
+            request.set_timeouts(store=0.2)
+            request.submit_store(1, self.keys, range(4))
+            (result,) = tier.wait(WAIT_S)
+            self.assertEqual(result.outcome, Outcome.NOT_FETCHED)
+            self.assertLess(result.nanoseconds, 5e9)
+            with self.assertRaises(p2pkv.InvalidArgument):
+                request.set_timeouts(load=0)
+
     def test_peers_of_another_model_are_incompatible(self) -> None:
         with open_tier(model_config={"model": "a"}) as producer, open_tier(model_config={"model": "b"}) as consumer:
             result = self.failed_load(consumer, *producer.address)

@@ -111,8 +111,8 @@ pub enum DataEvent {
     PeerRefused { session: SessionId, reason: String },
     /// The receiver has all bytes of the transfer.
     TransferDone { transfer: TransferId },
-    /// The transfer ended otherwise: from here on it does not read the local blocks, and writes remotely only what the
-    /// receiver can bar itself, with its fence, and where there is none, nothing.
+    /// The transfer ended otherwise: from here on it does not read the local blocks. Where the receiver has a fence, bytes that
+    /// the blocks held until now may still arrive, until it bars them; where it has none, nothing does.
     /// `decisive`: the peer is known to be gone or to refuse everything, no need to try again.
     TransferFailed { transfer: TransferId, reason: String, decisive: bool },
     /// The transfer ended early since one of both sides had given it up: as `TransferFailed`, but it says nothing

@@ -275,12 +275,14 @@ impl Manager {
 
     #[must_use]
     pub fn stats(&self) -> Stats {
+        let bound = self.sessions.values().map(|session| session.server.stores_live() as u64);
+        let parked = self.stores.parked_jobs() as u64;
         Stats {
             peers: self.by_peer.len() as u64,
             requests: self.requests.len() as u64,
             loads_live: self.sessions.values().map(|session| session.client.loads_live() as u64).sum(),
-            stores_live: self.sessions.values().map(|session| session.server.stores_live() as u64).sum(),
-            stores_parked: self.stores.parked_jobs() as u64,
+            stores_live: bound.sum::<u64>() + parked,
+            stores_parked: parked,
             keys_published: self.cx.directory.len() as u64,
             blocks_pinned: self.cx.directory.pinned() as u64,
             ..self.cx.stats

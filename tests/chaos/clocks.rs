@@ -73,7 +73,7 @@ fn pulls_and_deadlines(fault: &'static str, how: &'static str, place: &Place) {
     consumer.publish(&blocks(8), &tags(500, 8));
     let deadline = Duration::from_millis(300);
     let upper: Vec<u32> = (64..128).collect();
-    for round in 0..times(2, 60) {
+    for round in 0..times(2, 20) {
         run.injections += 1;
         run.pull(&mut consumer, &format!("c{round}"), producer.id(), &tags(0, 64), &upper);
         run.pull(&mut producer, &format!("p{round}"), consumer.id(), &tags(500, 8), &upper[..8]);

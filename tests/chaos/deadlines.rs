@@ -4,7 +4,7 @@ use std::net::TcpListener;
 use std::time::Duration;
 
 use crate::peer::{Config, Engine, MISS, Times, blocks, free_port, pd, producer, symmetric, tags};
-use crate::run::{Run, held, times};
+use crate::run::{Run, held, times, transfer_begins};
 
 /// Long before any heartbeat or tier-wide deadline.
 const DEADLINE_MS: u64 = 400;
@@ -31,7 +31,7 @@ fn loads_from_a_frozen_producer() {
     producer.publish(&blocks(64), &tags(0, 64));
     run.pull(&mut consumer, "before", producer.id(), &tags(0, 64), &blocks(64));
     let before = [held(&producer), held(&consumer)];
-    for round in 0..times(3, 60) {
+    for round in 0..times(3, 25) {
         let id = format!("r{round}");
         consumer.try_request(&id, &symmetric(&id, producer.id()), impatient()).unwrap();
         consumer.look_up(&id, &tags(0, 64));
@@ -70,16 +70,14 @@ fn stores_for_a_frozen_consumer() {
         held.allow_one_peer();
         held
     });
-    for round in 0..times(3, 60) {
+    for round in 0..times(3, 25) {
         let id = format!("r{round}");
         producer.fill(&blocks(64), &tags(0, 64));
         producer.try_request(&id, &crate::peer::producer(&id), impatient()).unwrap();
         consumer.try_request(&id, &pd(&id, producer.id()), patient()).unwrap();
         run.load(&mut consumer, &id, &tags(0, 64), &blocks(64));
         run.store(&mut producer, &id, &tags(0, 64), &blocks(64));
-        crate::common::eventually("the transfer begins", || {
-            producer.peers()[0]["transfers_live"] != 0 || producer.stat("stores_live") == 0
-        });
+        transfer_begins(&mut producer);
         consumer.stop();
         let result = run.collect_one(&mut producer);
         run.injections += 1;
@@ -150,7 +148,7 @@ fn lookups_and_loads_toward_peers_that_say_nothing() {
     let frozen = Engine::new(&Config::default());
     frozen.stop();
     let mut engine = Engine::new(&Config::default());
-    for round in 0..times(2, 40) {
+    for round in 0..times(2, 20) {
         silence(&mut run, &mut engine, &silent_id, 2 * round);
         silence(&mut run, &mut engine, frozen.id(), 2 * round + 1);
     }
@@ -163,7 +161,7 @@ fn lookups_of_a_ready_peer_that_froze() {
     let mut run = Run::new("frozen producer: lookup", "SIGSTOP after the handshake");
     let (mut producer, mut engine) = (Engine::new(&Config::default()), Engine::new(&Config::default()));
     producer.publish(&blocks(4), &tags(0, 4));
-    for round in 0..times(2, 40) {
+    for round in 0..times(2, 20) {
         run.pull(&mut engine, &format!("before{round}"), producer.id(), &tags(0, 4), &blocks(4));
         producer.stop();
         silence(&mut run, &mut engine, producer.id(), round);
@@ -189,7 +187,7 @@ fn calls_that_wait_return_by_their_timeout() {
         freeze_soon(&producer);
         engine.ask_from("s", producer.id());
         engine.look_up_now("s", &tags(0, 4));
-        for _ in 0..times(2, 20) {
+        for _ in 0..times(2, 10) {
             for (what, id) in [("results", ""), ("drain", ""), ("lookups", "s")] {
                 let (status, took) = engine.wait(what, id, Duration::from_millis(150));
                 assert_eq!(status, 1, "{what}: TIMED_OUT");
@@ -208,7 +206,7 @@ fn calls_that_wait_return_by_their_timeout() {
 fn frees_while_the_other_side_is_frozen() {
     let mut run =
         Run::new("free while the peer is frozen", "SIGSTOP, then p2p_tier_free: at most 3 s of drain");
-    for round in 0..times(1, 8) {
+    for round in 0..times(1, 4) {
         let config = Config { port: free_port(), data_port: free_port(), ..Config::large() };
         let (mut producer, mut consumer) = (Engine::new(&Config::large()), Engine::new(&config));
         producer.publish(&blocks(64), &tags(0, 64));

@@ -17,7 +17,7 @@ fn frees_at_any_moment_of_whatever_is_under_way() {
     let mut engine = Engine::without_tier();
     let nobody = format!("127.0.0.1:{}", free_port());
     let mut before = None;
-    for round in 0..times(16, 400) {
+    for round in 0..times(8, 40) {
         // The ports of the life before are free at once.
         engine.open(&config).unwrap();
         let mut jobs = Vec::new();
@@ -43,7 +43,7 @@ fn frees_at_any_moment_of_whatever_is_under_way() {
         run.spent(took);
         run.give_up(&jobs);
         run.injections += 1;
-        if round == 8 {
+        if round == 4 {
             before = Some(held(&engine));
         }
     }

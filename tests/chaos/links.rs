@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::peer::{Config, Engine, HIT, MISS, Place, Times, blocks, pd, symmetric, tags};
-use crate::run::{Run, permitted, times, tool};
+use crate::run::{Run, permitted, times, tool, transfer_begins};
 
 const HOSTS: [&str; 2] = ["10.77.0.1", "10.77.0.2"];
 
@@ -92,15 +92,13 @@ fn cut(case: &'static str, fault: &'static str, how: &'static str, muted: &[usiz
     let mut run = Run::new(fault, how);
     let (mut producer, mut consumer) = (net.engine(0, large()), net.engine(1, large()));
     producer.fill(&blocks(128), &tags(0, 128));
-    for round in 0..times(1, 5) {
+    for round in 0..times(1, 2) {
         let id = format!("r{round}");
         producer.try_request(&id, &crate::peer::producer(&id), impatient()).unwrap();
         consumer.try_request(&id, &pd(&id, producer.id()), impatient()).unwrap();
         run.load(&mut consumer, &id, &tags(0, 128), &blocks(128));
         run.store(&mut producer, &id, &tags(0, 128), &blocks(128));
-        crate::common::eventually("the transfer begins", || {
-            producer.peers()[0]["transfers_live"] != 0 || producer.stat("stores_live") == 0
-        });
+        transfer_begins(&mut producer);
         muted.iter().for_each(|side| net.mute(*side));
         run.injections += 1;
         for engine in [&mut consumer, &mut producer] {

@@ -38,6 +38,14 @@ pub fn tool(program: &str, arguments: &[&str]) -> bool {
     Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
 }
 
+/// Waits until blocks move, or have moved.
+pub fn transfer_begins(producer: &mut Engine) {
+    eventually("the transfer begins", || {
+        let moving = producer.peers()[0]["transfers_live"].as_u64().is_some_and(|transfers| transfers > 0);
+        moving || producer.stat("stores_live") == 0
+    });
+}
+
 /// Descriptors, threads and KiB of memory of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Held {

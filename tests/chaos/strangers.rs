@@ -123,7 +123,7 @@ fn bytes_that_are_not_ours() {
     producer.publish(&blocks(64), &tags(0, 64));
     run.pull(&mut consumer, "first", producer.id(), &tags(0, 64), &blocks(64));
     let before = [held(&producer), held(&consumer)];
-    for round in 0..times(4, 100) {
+    for round in 0..times(4, 20) {
         let id = format!("r{round}");
         consumer.ask_from(&id, producer.id());
         assert_eq!(consumer.look_up(&id, &tags(0, 64)), [HIT; 64]);

@@ -81,6 +81,10 @@ impl Tier {
         let block_len = usize::try_from(block_len).unwrap();
         let memory = number(options, "memory");
         let region = allocate(usize::try_from(num_blocks).unwrap() * block_len, memory == SHARED);
+        if number(options, "touched") == 1 {
+            // SAFETY: just allocated. Zeros are memory only once somebody has touched them.
+            unsafe { region.cast::<u8>().write_bytes(1, region.len()) };
+        }
         let said = |field: &str| options[field].as_str().unwrap_or("").to_owned();
         let (host, fingerprint, hash_seed) = (said("host"), said("fingerprint"), said("hash_seed"));
         let advertised_host = said("advertised_host");

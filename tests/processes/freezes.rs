@@ -206,7 +206,7 @@ fn stores_for_a_frozen_consumer_end_by_their_deadline_and_others_are_served() {
     for result in &results {
         result.expect(if result.job == 20 { "DONE" } else { "TIMED_OUT" });
     }
-    // The blocks are the engine's again. What had begun to move goes on without them, and is not taken for the load's bytes.
+    // The blocks are the engine's again. What had begun to move goes on from a copy of what they held.
     producer.fill(&blocks(128), &tags(7000, 128));
     producer.finish("r");
     producer.finish("o");

@@ -44,7 +44,7 @@ fn the_first_fetch_binds_the_id_and_replays_parked_stores() {
     let producer = world.producer(1, "r");
     world.store(1, producer, 1, &[1]);
     world.store(1, producer, 2, &[2, 3]);
-    assert_eq!(world.stats(1).stores_parked, 2);
+    assert_eq!((world.stats(1).stores_parked, world.stats(1).stores_live), (2, 2));
     let request = world.pd(0, "r", 1);
     world.advance(seconds(59));
     world.load(0, request, 9, &[3, 1, 2], &[40, 41, 42]);
