@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 import os
 import selectors
 import socket
@@ -339,9 +340,45 @@ class FailureTest(unittest.TestCase):
             with self.assertRaises(p2pkv.AlreadyExists):
                 tier.publish(self.keys[:1], [9])
 
-    def test_metrics_are_unsupported_for_now(self) -> None:
-        with open_tier() as tier, self.assertRaises(p2pkv.Unsupported):
-            tier.metrics_text()
+    def test_metrics_name_the_tier_and_end(self) -> None:
+        with open_tier() as tier:
+            tier.publish(self.keys[:4], range(4))
+            lines = tier.metrics_text().splitlines()
+            host, port = tier.address
+            self.assertIn(f'p2pkv_keys_published{{tier="{host}:{port}"}} 4', lines)
+            self.assertEqual(lines[-1], "# EOF")
+
+    def test_tiers_of_one_host_copy_memory_unless_told_not_to(self) -> None:
+        ways = [
+            (p2pkv.SameHost.AUTO, p2pkv.Region.alloc(4 * BLOCK_LEN), "same_host"),
+            (p2pkv.SameHost.OFF, bytearray(4 * BLOCK_LEN), "tcp"),
+        ]
+        for same_host, region, expected in ways:
+            with self.subTest(same_host):
+                transport = p2pkv.Transport.TCP
+                with p2pkv.Tier(region, BLOCK_LEN, same_host=same_host, transport=transport) as a, p2pkv.Tier(
+                    bytearray(4 * BLOCK_LEN), BLOCK_LEN, same_host=same_host, transport=transport
+                ) as b:
+                    a.publish(self.keys[:4], range(4))
+                    host, port = a.address
+                    params = {"remote_prefiller": {"kv_request_id": "r", "remote_host": host, "remote_port": port}}
+                    with b.request(params) as request:
+                        request.submit_load(1, self.keys[:4], range(4))
+                        b.wait(timeout=WAIT_S)[0].check()
+                    self.assertEqual([peer.transport for peer in a.peers()], [expected])
+
+    def test_a_region_of_ones_own_memfd_is_mapped_by_peers(self) -> None:
+        fd = os.memfd_create("kv", os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, 8 * BLOCK_LEN + mmap.PAGESIZE)
+            pool = mmap.mmap(fd, 8 * BLOCK_LEN, offset=mmap.PAGESIZE)
+            with p2pkv.Tier(pool, BLOCK_LEN, region_fd=fd, region_offset=mmap.PAGESIZE):
+                with self.assertRaises(OSError):
+                    os.ftruncate(fd, 0)
+            with self.assertRaises(p2pkv.InvalidArgument):
+                p2pkv.Tier(pool, BLOCK_LEN, region_fd=fd, region_offset=0)
+        finally:
+            os.close(fd)
 
 
 class LifeTest(unittest.TestCase):
