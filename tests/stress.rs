@@ -102,6 +102,7 @@ impl Node {
             hash_seed: "seed".to_owned(),
             transport: TransportChoice::Tcp,
             progress,
+            spin: Duration::ZERO,
             max_peers: 16,
             limits: Limits::default(),
             timeouts: short_timeouts(),

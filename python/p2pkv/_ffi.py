@@ -64,7 +64,7 @@ class P2pTierConfig(Structure):
         ("same_host", c_uint32),
         ("region_offset", c_uint64),
         ("region_fd", c_int32),
-        ("reserved", c_uint32),
+        ("spin_us", c_uint32),
     ]
 
 

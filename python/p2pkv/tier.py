@@ -88,6 +88,7 @@ class Tier:
         same_host: SameHost = SameHost.AUTO,
         region_fd: int = 0,
         region_offset: int = 0,
+        spin_us: int = 0,
         max_peers: int = 0,
         max_keys_per_message: int = 0,
         max_key_len: int = 0,
@@ -118,6 +119,7 @@ class Tier:
         nixl_backends: names of NIXL plug-ins; default UCX. nixl_threads: of NIXL's own, for large transfers.
         same_host: whether peers on this host copy from memory to memory. region_fd, region_offset: the memfd that the
             region is a shared mapping of, and where it begins there, so that they can map it; a ``Region`` needs none.
+        spin_us: microseconds for which the tier's thread looks for news before it sleeps.
         Timeouts are in seconds. See the configuration reference in the README for every default.
         """
         memory = BorrowedMemory(region)
@@ -139,6 +141,7 @@ class Tier:
             "tcp_streams": tcp_streams,
             "nixl_threads": nixl_threads,
             "same_host": same_host,
+            "spin_us": spin_us,
             "transport": transport,
             "progress": progress,
             "max_peers": max_peers,

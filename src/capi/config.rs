@@ -98,8 +98,9 @@ pub struct p2p_tier_config {
     /// Descriptor of the memfd that the region is a MAP_SHARED mapping of, for peers on this host to map; borrowed for
     /// the call, and sealed against shrinking. Default, and for 0: none but that of `p2p_region_alloc`.
     pub region_fd: i32,
-    /// Must be 0.
-    pub reserved: u32,
+    /// Microseconds for which the progress thread looks for news before it sleeps, at most 1000: less latency for CPU time,
+    /// where cores are to spare. Default: 0.
+    pub spin_us: u32,
 }
 
 // SAFETY: `repr(C)` of integers, pointers and text, size first; zeros are valid in all of them.
@@ -176,6 +177,7 @@ pub(super) fn to_tier_config(
         hash_seed: text(&config.hash_seed, "hash_seed")?.unwrap_or_else(|| "vllm-none-hash".to_owned()),
         transport: p2p_transport::try_from(config.transport)?.into(),
         progress: p2p_progress::try_from(config.progress)?.into(),
+        spin: spin(config)?,
         max_peers: to_usize(max_peers, "max_peers")?,
         limits: limits(config)?,
         timeouts: timeouts(config, environment)?,
@@ -273,12 +275,17 @@ fn nixl_backends(list: Option<String>, environment: Environment<'_>) -> Result<V
 
 fn nixl_threads(config: &p2p_tier_config) -> Result<usize, Failure> {
     const MOST: u32 = 64;
-    if config.reserved != 0 {
-        return Err(Failure::invalid(format!("config.reserved is {}, expected 0", config.reserved)));
-    }
     match config.nixl_threads {
         threads @ 0..=MOST => Ok(threads as usize),
         threads => Err(Failure::invalid(format!("config.nixl_threads is {threads}, expected 0 to {MOST}"))),
+    }
+}
+
+fn spin(config: &p2p_tier_config) -> Result<Duration, Failure> {
+    const MOST: u32 = 1000;
+    match config.spin_us {
+        micros @ 0..=MOST => Ok(Duration::from_micros(micros.into())),
+        micros => Err(Failure::invalid(format!("config.spin_us is {micros}, expected 0 to {MOST}"))),
     }
 }
 
@@ -482,7 +489,7 @@ mod tests {
         assert!(refused(|config| config.region_fd = 1 << 20).contains("config.region_fd: region_fd 1048576"));
         assert!(refused(|config| config.nixl_threads = 65).contains("config.nixl_threads is 65"));
         assert!(refused(|config| config.nixl_backends = text("UCX,,")).contains("\"UCX,,\""));
-        assert!(refused(|config| config.reserved = 1).contains("config.reserved is 1"));
+        assert!(refused(|config| config.spin_us = 1001).contains("config.spin_us is 1001"));
         assert!(refused(|config| config.load_timeout_ms = u64::MAX).contains("config.load_timeout_ms is"));
     }
 

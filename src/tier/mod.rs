@@ -90,6 +90,8 @@ pub struct TierConfig {
     pub hash_seed: String,
     pub transport: TransportChoice,
     pub progress: ProgressMode,
+    /// How long the progress thread looks for news before it sleeps.
+    pub spin: Duration,
     pub max_peers: usize,
     pub limits: Limits,
     pub timeouts: Timeouts,
@@ -145,6 +147,7 @@ struct Shared {
     local_id: PeerId,
     limits: Limits,
     mode: ProgressMode,
+    spin: Duration,
     clock: Clock,
     core: Lock<Core>,
     /// Something may have changed that a waiter with the core's lock waits for.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use mio::unix::SourceFd;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
-use rustix::event::Timespec;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags};
 
 use crate::protocol::error::Result;
@@ -69,6 +69,12 @@ impl Poller {
         if let Err(error) = rustix::time::timerfd_settime(&self.timer, TimerfdTimerFlags::empty(), &time) {
             log::error!("cannot set the deadline timer: {error}");
         }
+    }
+
+    /// Whether a wait would end at once.
+    pub fn has_news(&self) -> bool {
+        let mut watched = [PollFd::new(&self.registry, PollFlags::IN)];
+        poll(&mut watched, Some(&timespec(Duration::ZERO))) != Ok(0)
     }
 
     /// Waits until a source has news, at most `limit`. If another thread waits already, returns at once with `false`.

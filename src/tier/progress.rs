@@ -28,6 +28,7 @@ impl Shared {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             while !self.stop.load(Ordering::Acquire) && !self.core.is_poisoned() {
                 self.progress();
+                self.spin();
                 self.sleep(Some(LONGEST_SLEEP));
             }
         }));
@@ -92,6 +93,17 @@ impl Shared {
         core.manager.handle_message(now, received.identity, decoded);
         core.execute(now);
         self.leave(core);
+    }
+
+    /// Looks for news for a moment: waking a thread that sleeps takes longer than much of its work.
+    fn spin(&self) {
+        if self.spin.is_zero() {
+            return;
+        }
+        let until = self.clock.now() + self.spin;
+        while self.clock.now() < until && !self.poller.has_news() {
+            std::hint::spin_loop();
+        }
     }
 
     /// Sleeps until a source is readable, a deadline comes or somebody wakes us; at most `limit`.

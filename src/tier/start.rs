@@ -1,6 +1,7 @@
 //! From a configuration to a running tier.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use crate::control::zmq::{self, ZmqConfig, ZmqReceiver, ZmqSender};
 use crate::control::{ControlReceiver, ControlSender};
@@ -42,6 +43,7 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
     assemble(Parts {
         core: core_config,
         mode: config.progress,
+        spin: config.spin,
         sender: Box::new(sender),
         receiver: Box::new(receiver),
         transports,
@@ -52,13 +54,14 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
 pub struct Parts {
     pub core: CoreConfig,
     pub mode: ProgressMode,
+    pub spin: Duration,
     pub sender: Box<dyn ControlSender>,
     pub receiver: Box<dyn ControlReceiver>,
     pub transports: Vec<Box<dyn DataTransport>>,
 }
 
 pub fn assemble(parts: Parts) -> Result<Tier> {
-    let Parts { core, mode, sender, receiver, transports } = parts;
+    let Parts { core, mode, spin, sender, receiver, transports } = parts;
     let poller = Poller::new()?;
     let results = ResultQueue::new()?;
     let data_fds = transports.iter().map(|transport| transport.event_fd());
@@ -74,6 +77,7 @@ pub fn assemble(parts: Parts) -> Result<Tier> {
         local_id,
         limits,
         mode,
+        spin,
         clock: Clock::start(),
         core: Lock::new(core),
         changed: Condvar::new(),

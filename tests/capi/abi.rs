@@ -100,7 +100,7 @@ fn structs() -> Vec<Struct> {
             same_host,
             region_offset,
             region_fd,
-            reserved,
+            spin_us,
         }),
         structure!(p2p_request_options {
             struct_size,

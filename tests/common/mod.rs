@@ -85,6 +85,7 @@ impl Node {
             hash_seed: options.hash_seed,
             transport: options.transport,
             progress: options.progress,
+            spin: Duration::ZERO,
             max_peers: options.max_peers,
             limits: options.limits,
             timeouts: options.timeouts,

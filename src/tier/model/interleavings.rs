@@ -82,6 +82,7 @@ impl Engine {
         let tier = assemble(Parts {
             core: config(OURS, 1),
             mode,
+            spin: std::time::Duration::ZERO,
             sender: Box::new(net.clone()),
             receiver: Box::new(Inbox { net: net.clone(), last: Default::default() }),
             transports: vec![Box::new(net.clone())],

@@ -31,6 +31,10 @@ impl Poller {
 
     pub fn set_deadline(&self, _: Option<Duration>) {}
 
+    pub fn has_news(&self) -> bool {
+        self.woken.load(Ordering::SeqCst)
+    }
+
     pub fn wait(&self, limit: Option<Duration>) -> bool {
         let Ok(_turn) = self.turn.try_lock() else { return false };
         pass(limit.unwrap_or_default(), || self.woken.swap(false, Ordering::SeqCst));
