@@ -10,47 +10,40 @@ use p2pkv::protocol::job::{LookupState, Outcome};
 use p2pkv::protocol::keys::KeysView;
 use p2pkv::tier::{ProgressMode, RequestOptions, Tier, TierConfig, TransportChoice};
 
+use crate::memory::Memory;
+use crate::shape::Shape;
+
 /// A 32-byte block hash and a 4-byte group index, as vLLM's keys.
 pub const KEY_LEN: usize = 36;
 
 /// Nothing here takes longer unless something is wrong.
 const BOUND: Duration = Duration::from_secs(20);
 
-/// What is moved, and over how many connections.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    pub block_len: usize,
-    pub blocks: usize,
-    pub streams: usize,
-}
-
 /// A tier and its region. The tier ends first.
 pub struct Node {
     pub tier: Arc<Tier>,
-    region: Vec<u64>,
+    memory: Memory,
     words_per_block: usize,
 }
 
 impl Node {
     /// `fill`: the word that fills each block.
     pub fn new(shape: Shape, fill: impl Fn(usize) -> u64) -> Node {
-        let words_per_block = shape.block_len / size_of::<u64>();
-        let mut region: Vec<u64> =
-            (0..shape.blocks).flat_map(|block| std::iter::repeat_n(fill(block), words_per_block)).collect();
-        // SAFETY: the vector is never resized and outlives the tier, see the order of the fields.
-        let memory = unsafe { Region::new(region.as_mut_ptr().cast(), shape.blocks as u32, shape.block_len) };
+        let memory = Memory::new(shape.way.memory(), shape.block_len, shape.blocks, fill);
+        // SAFETY: the memory outlives the tier, see the order of the fields.
+        let region = unsafe { Region::new(memory.start(), shape.blocks as u32, shape.block_len) };
         let tier = Tier::new(TierConfig {
             host: "127.0.0.1".to_owned(),
             advertised_host: None,
             port: 0,
             data_port: 0,
-            tcp_streams: shape.streams,
+            tcp_streams: shape.way.streams(),
             tcp_congestion: None,
             nixl_backends: Vec::new(),
             nixl_threads: 0,
-            region: memory.unwrap(),
-            region_file: None,
-            same_host: false,
+            region: region.unwrap(),
+            region_file: memory.region_file(),
+            same_host: shape.way.is_same_host(),
             config_fingerprint: String::new(),
             hash_seed: String::new(),
             transport: TransportChoice::Tcp,
@@ -59,11 +52,11 @@ impl Node {
             limits: Limits::default(),
             timeouts: Timeouts::default(),
         });
-        Node { tier: tier.unwrap(), region, words_per_block }
+        Node { tier: tier.unwrap(), memory, words_per_block: shape.block_len / size_of::<u64>() }
     }
 
     fn block(&self, block: usize) -> &[u64] {
-        &self.region[block * self.words_per_block..][..self.words_per_block]
+        &self.memory.words()[block * self.words_per_block..][..self.words_per_block]
     }
 }
 

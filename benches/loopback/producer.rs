@@ -1,22 +1,21 @@
-//! The producer: this program once more, in a process of its own, told what to do through its standard streams.
+//! The producer, in a process of its own.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
 
 use p2pkv::protocol::keys::KeysView;
 
-use crate::node::{KEY_LEN, Node, Shape, content, cpu_time, push_key};
+use crate::child::Child;
+use crate::node::{KEY_LEN, Node, content, cpu_time, push_key};
+use crate::shape::Shape;
 
 const ROLE: &str = "--producer";
 const TELL_CPU_TIME: &str = "cpu";
+const TELL_WAY: &str = "way";
 
 /// The shape, if the arguments are those of a producer.
 pub fn asked_for(arguments: &[String]) -> Option<Shape> {
-    let [role, block_len, blocks, streams] = arguments else { return None };
-    let number = |text: &String| text.parse().unwrap();
-    let shape = || Shape { block_len: number(block_len), blocks: number(blocks), streams: number(streams) };
-    (role == ROLE).then(shape)
+    let [role, block_len, blocks, way] = arguments else { return None };
+    (role == ROLE).then(|| Shape::from_arguments(block_len, blocks, way))
 }
 
 /// Publishes every block and serves until the standard input ends.
@@ -30,34 +29,30 @@ pub fn serve(shape: Shape) {
     for line in std::io::stdin().lines() {
         match line.unwrap().as_str() {
             TELL_CPU_TIME => println!("{}", cpu_time().as_nanos()),
+            TELL_WAY => println!("{}", way_to_the_consumer(&node)),
             other => panic!("unknown command {other:?}"),
         }
     }
 }
 
-/// The other process. Killed when this is dropped.
+/// `transport: why`
+fn way_to_the_consumer(node: &Node) -> String {
+    let peers = node.tier.peers().unwrap();
+    let told = peers.first().map(|peer| format!("{}: {}", peer.transport, peer.detail));
+    told.unwrap_or_default()
+}
+
 pub struct Producer {
     process: Child,
-    commands: ChildStdin,
-    answers: BufReader<ChildStdout>,
     id: String,
 }
 
 impl Producer {
     pub fn start(shape: Shape) -> Producer {
-        let program = std::env::current_exe().unwrap();
-        let mut process = Command::new(program)
-            .arg(ROLE)
-            .args([shape.block_len, shape.blocks, shape.streams].map(|number| number.to_string()))
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let commands = process.stdin.take().unwrap();
-        let answers = BufReader::new(process.stdout.take().unwrap());
-        let mut producer = Producer { process, commands, answers, id: String::new() };
-        producer.id = producer.answer();
-        producer
+        let arguments: Vec<String> = std::iter::once(ROLE.to_owned()).chain(shape.arguments()).collect();
+        let mut process = Child::of_this_program(&arguments);
+        let id = process.answer();
+        Producer { process, id }
     }
 
     /// `host:port` of its control socket.
@@ -66,22 +61,13 @@ impl Producer {
     }
 
     pub fn cpu_time(&mut self) -> Duration {
-        writeln!(self.commands, "{TELL_CPU_TIME}").unwrap();
-        Duration::from_nanos(self.answer().parse().unwrap())
+        Duration::from_nanos(self.process.ask(TELL_CPU_TIME).parse().unwrap())
     }
 
-    fn answer(&mut self) -> String {
-        let mut line = String::new();
-        self.answers.read_line(&mut line).unwrap();
-        assert!(line.ends_with('\n'), "the producer process has ended");
-        line.trim_end().to_owned()
-    }
-}
-
-impl Drop for Producer {
-    fn drop(&mut self) {
-        // It may have ended by itself.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+    /// That what is measured is what was meant.
+    pub fn check_way(&mut self, shape: Shape) {
+        let answer = self.process.ask(TELL_WAY);
+        let (transport, detail) = answer.split_once(": ").unwrap_or_default();
+        assert!(shape.way.is_described_by(transport, detail), "expected {}, got {answer:?}", shape.way);
     }
 }

@@ -4,14 +4,14 @@ use std::fmt;
 
 use serde_json::{Value, json};
 
-use crate::node::Shape;
 use crate::sample::Samples;
+use crate::shape::{Shape, Way};
 
 #[derive(Debug, Default)]
 pub struct Report {
     pub bulk: Vec<Bulk>,
     pub latency: Vec<Latency>,
-    pub idle: Option<Idle>,
+    pub idle: Vec<Idle>,
 }
 
 /// Speeds in GB/s (10^9 bytes), CPU time of all that takes part in seconds per GB.
@@ -26,7 +26,7 @@ pub struct Bulk {
 
 #[derive(Debug)]
 pub struct Latency {
-    pub what: &'static str,
+    pub what: String,
     pub micros: Samples,
     /// CPU time of both processes for each.
     pub cpu_micros: f64,
@@ -35,6 +35,7 @@ pub struct Latency {
 /// Shares of one CPU.
 #[derive(Debug)]
 pub struct Idle {
+    pub way: Way,
     pub consumer: f64,
     pub producer: f64,
 }
@@ -55,18 +56,14 @@ impl Bulk {
     }
 
     fn name(&self) -> String {
-        let (unit, size) = match self.shape.block_len {
-            len if len >= 1 << 20 => ("MiB", len >> 20),
-            len => ("KiB", len >> 10),
-        };
-        format!("{size} {unit} x {}, {} streams", self.shape.blocks, self.shape.streams)
+        format!("{}, {}", self.shape.way, self.shape)
     }
 }
 
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.bulk.is_empty() {
-            writeln!(f, "\nload of scattered blocks, GB/s: median (min..max); CPU s/GB of both sides")?;
+            writeln!(f, "\nload of scattered blocks, GB/s: median (quartiles); CPU s/GB of both sides")?;
             writeln!(
                 f,
                 "{:26} {:>4} {:>20} {:>20} {:>6} {:>9} {:>9}",
@@ -108,11 +105,12 @@ impl fmt::Display for Report {
                 latency.cpu_micros
             )?;
         }
-        if let Some(idle) = &self.idle {
+        for idle in &self.idle {
             let percent = |share: f64| 100.0 * share;
             writeln!(
                 f,
-                "\nidle, with a ready peer: {:.2} % of a CPU (consumer), {:.2} % (producer)",
+                "idle, with a ready peer ({}): {:.2} % of a CPU (consumer), {:.2} % (producer)",
+                idle.way.name(),
                 percent(idle.consumer),
                 percent(idle.producer)
             )?;
@@ -122,7 +120,8 @@ impl fmt::Display for Report {
 }
 
 fn spread(samples: &Samples) -> String {
-    format!("{:.2} ({:.2}..{:.2})", samples.median(), samples.min(), samples.max())
+    let [low, median, high] = samples.quartiles();
+    format!("{median:.2} ({low:.2}..{high:.2})")
 }
 
 impl Report {
@@ -130,23 +129,23 @@ impl Report {
         json!({
             "bulk": self.bulk.iter().map(bulk_json).collect::<Vec<_>>(),
             "latency": self.latency.iter().map(latency_json).collect::<Vec<_>>(),
-            "idle": self.idle.as_ref().map(|idle| json!({
+            "idle": self.idle.iter().map(|idle| json!({
+                "way": idle.way.name(),
                 "consumer_cpu_share": idle.consumer,
                 "producer_cpu_share": idle.producer,
-            })),
+            })).collect::<Vec<_>>(),
         })
     }
 }
 
 fn bulk_json(bulk: &Bulk) -> Value {
-    let spread = |samples: &Samples| json!([samples.min(), samples.median(), samples.max()]);
     json!({
         "block_len": bulk.shape.block_len,
         "blocks": bulk.shape.blocks,
-        "streams": bulk.shape.streams,
+        "way": bulk.shape.way.to_string(),
         "runs": bulk.ours.len(),
-        "bare_gb_per_s": spread(&bulk.bare),
-        "p2pkv_gb_per_s": spread(&bulk.ours),
+        "bare_gb_per_s": bulk.bare.quartiles(),
+        "p2pkv_gb_per_s": bulk.ours.quartiles(),
         "ratio": bulk.ratio(),
         "bare_cpu_s_per_gb": bulk.bare_cpu.median(),
         "p2pkv_cpu_s_per_gb": bulk.ours_cpu.median(),

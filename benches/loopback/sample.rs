@@ -32,7 +32,7 @@ impl Samples {
         self.percentile(0.0)
     }
 
-    pub fn max(&self) -> f64 {
-        self.percentile(1.0)
+    pub fn quartiles(&self) -> [f64; 3] {
+        [0.25, 0.5, 0.75].map(|share| self.percentile(share))
     }
 }
