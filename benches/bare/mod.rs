@@ -1,6 +1,8 @@
 //! Bare programs: what the machine allows. Block lists known beforehand, one peer, no frames, no failures, no fence.
 
 pub mod mapped;
+pub mod memcpy;
+pub mod nixl;
 pub mod source;
 pub mod tcp;
 pub mod vm_read;
@@ -9,9 +11,9 @@ use std::time::Duration;
 
 use crate::memory::Memory;
 use crate::node::content;
+use crate::race::Opponent;
 use crate::shape::{Shape, Way};
 
-/// A transport is judged by its ratio to one of these, measured in the same run.
 pub trait Bare {
     /// Moves all blocks; how long that took.
     fn run(&mut self) -> Duration;
@@ -27,7 +29,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    fn of(blocks: usize) -> Plan {
+    pub fn of(blocks: usize) -> Plan {
         Plan { from: shuffled(blocks, 0x9E37_79B9), to: shuffled(blocks, 0x85EB_CA6B) }
     }
 
@@ -46,7 +48,7 @@ fn shuffled(blocks: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// A bare program and what it is to move.
+/// A bare program whose target is in this process, and what it is to move.
 pub struct Ceiling {
     shape: Shape,
     plan: Plan,
@@ -54,32 +56,45 @@ pub struct Ceiling {
 }
 
 impl Ceiling {
+    /// The limit for a way of the shape. NIXL's is a process of its own.
     pub fn new(shape: Shape) -> Ceiling {
         let plan = Plan::of(shape.blocks);
         let program: Box<dyn Bare> = match shape.way {
             Way::Tcp { streams } => Box::new(tcp::Streams::new(shape, &plan, streams)),
             Way::Mapped => Box::new(mapped::Mapped::new(shape, &plan)),
             Way::VmRead => Box::new(vm_read::VmRead::new(shape, &plan)),
+            Way::Nixl => panic!("see `nixl::Pair`"),
         };
         Ceiling { shape, plan, program }
     }
 
-    /// Before each run: the target's pages are there, and hold nothing of the source.
-    pub fn clear(&mut self) {
+    /// The limit for all ways.
+    pub fn memcpy(shape: Shape) -> Ceiling {
+        let plan = Plan::of(shape.blocks);
+        let program = Box::new(memcpy::Memcpy::new(shape, &plan));
+        Ceiling { shape, plan, program }
+    }
+
+    /// The target's pages are there, and hold nothing of the source.
+    fn clear(&mut self) {
         self.program.target().words_mut().fill(1);
     }
 
-    pub fn run(&mut self) -> Duration {
-        self.program.run()
-    }
-
-    /// After each run.
-    pub fn check(&mut self) {
+    fn check(&mut self) {
         let words_per_block = self.shape.block_len / size_of::<u64>();
         let words = self.program.target().words();
         for (from, to) in self.plan.pairs() {
             let block = &words[to * words_per_block..][..words_per_block];
             assert!(block.iter().all(|word| *word == content(from)), "the bare program moved wrong bytes");
         }
+    }
+}
+
+impl Opponent for Ceiling {
+    fn run(&mut self) -> Result<Duration, String> {
+        self.clear();
+        let took = self.program.run();
+        self.check();
+        Ok(took)
     }
 }

@@ -43,7 +43,6 @@ impl Streams {
 }
 
 impl Bare for Streams {
-    #[allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
     fn run(&mut self) -> Duration {
         let share = self.from.len().div_ceil(self.pairs.len());
         let shares = self.from.chunks(share).zip(self.to.chunks(share));

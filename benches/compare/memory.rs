@@ -25,6 +25,9 @@ pub struct Memory {
     owner: Owner,
 }
 
+// SAFETY: what threads share of it are addresses and a descriptor; bytes are only read between transfers.
+unsafe impl Sync for Memory {}
+
 impl Memory {
     /// `blocks` of `block_len` bytes, each filled with the word that `fill` gives for it.
     pub fn new(kind: Kind, block_len: usize, blocks: usize, fill: impl Fn(usize) -> u64) -> Memory {

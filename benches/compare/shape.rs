@@ -13,6 +13,8 @@ pub enum Way {
     Mapped,
     /// The consumer reads by `process_vm_readv`.
     VmRead,
+    /// The producer writes through NIXL.
+    Nixl,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -23,7 +25,8 @@ pub struct Shape {
 }
 
 impl Way {
-    pub const ALL: [Way; 4] = [Way::Mapped, Way::VmRead, Way::Tcp { streams: 1 }, Way::Tcp { streams: 2 }];
+    pub const ALL: [Way; 5] =
+        [Way::Mapped, Way::VmRead, Way::Tcp { streams: 1 }, Way::Tcp { streams: 2 }, Way::Nixl];
 
     /// As arguments choose it.
     pub fn name(self) -> &'static str {
@@ -31,25 +34,26 @@ impl Way {
             Way::Tcp { .. } => "tcp",
             Way::Mapped => "mapped",
             Way::VmRead => "vm-read",
+            Way::Nixl => "nixl",
         }
     }
 
     pub fn memory(self) -> Kind {
         match self {
             Way::Mapped => Kind::Shared,
-            Way::Tcp { .. } | Way::VmRead => Kind::Private,
+            Way::Tcp { .. } | Way::VmRead | Way::Nixl => Kind::Private,
         }
     }
 
     pub fn streams(self) -> usize {
         match self {
             Way::Tcp { streams } => streams,
-            Way::Mapped | Way::VmRead => 1,
+            Way::Mapped | Way::VmRead | Way::Nixl => 1,
         }
     }
 
     pub fn is_same_host(self) -> bool {
-        !matches!(self, Way::Tcp { .. })
+        matches!(self, Way::Mapped | Way::VmRead)
     }
 
     /// What a tier says of a peer that it serves this way.
@@ -58,6 +62,7 @@ impl Way {
             Way::Tcp { .. } => transport == "tcp",
             Way::Mapped => transport == "same_host" && detail.contains("mapped memory"),
             Way::VmRead => transport == "same_host" && detail.contains("process_vm_readv"),
+            Way::Nixl => transport == "nixl",
         }
     }
 }
@@ -66,7 +71,7 @@ impl fmt::Display for Way {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Way::Tcp { streams } => write!(f, "tcp-{streams}"),
-            Way::Mapped | Way::VmRead => f.write_str(self.name()),
+            Way::Mapped | Way::VmRead | Way::Nixl => f.write_str(self.name()),
         }
     }
 }

@@ -1,0 +1,150 @@
+//! Bars, from the rows of the tables.
+
+use std::io;
+use std::path::Path;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use crate::row::{Row, Section};
+use crate::sample::Short;
+
+/// One group of bars for each thing that is measured, one bar for the library and one for each that it is beside.
+pub struct Plot {
+    pub file: &'static str,
+    pub title: &'static str,
+    pub section: Section,
+    /// How what is shown begins.
+    begins: &'static [&'static str],
+    /// Values that are orders of magnitude apart.
+    logarithmic: bool,
+}
+
+pub const ALL: [&Plot; 4] = [
+    &Plot {
+        file: "performance-ceilings.svg",
+        title: "Load of scattered blocks beside bare programs, GB/s",
+        section: Section::Ceilings,
+        begins: &["same host, mapped", "same host, process_vm_readv", "tcp, streams: 1"],
+        logarithmic: false,
+    },
+    &Plot {
+        file: "performance-rivals.svg",
+        title: "Load of scattered blocks beside others, GB/s",
+        section: Section::Rivals,
+        begins: &["same host, mapped", "tcp", "nixl"],
+        logarithmic: false,
+    },
+    &Plot {
+        file: "performance-latency.svg",
+        title: "Load of one 16 KiB block, µs",
+        section: Section::Latency,
+        begins: &["load of one 16 KiB block"],
+        logarithmic: true,
+    },
+    &Plot {
+        file: "performance-control.svg",
+        title: "Control plane, µs",
+        section: Section::Control,
+        begins: &["fetch", "lookup"],
+        logarithmic: true,
+    },
+];
+
+const OURS: RGBColor = RGBColor(0x1f, 0x6f, 0xb4);
+const THEIRS: [RGBColor; 4] = [
+    RGBColor(0x8c, 0x8c, 0x8c),
+    RGBColor(0xe0, 0x8a, 0x2b),
+    RGBColor(0x5a, 0x9e, 0x4b),
+    RGBColor(0xb0, 0x4a, 0x5a),
+];
+const BAR: i32 = 15;
+const BETWEEN_GROUPS: i32 = 14;
+const LABELS: i32 = 400;
+const BARS: i32 = 420;
+const TOP: i32 = 46;
+
+struct Bar {
+    name: String,
+    value: f64,
+    colour: RGBColor,
+}
+
+struct Group {
+    name: String,
+    bars: Vec<Bar>,
+}
+
+impl Plot {
+    pub fn draw(&self, rows: &[Row], directory: &Path) -> io::Result<()> {
+        let groups = self.groups(rows);
+        if groups.is_empty() {
+            return Ok(());
+        }
+        let height: i32 = groups.iter().map(|group| BAR * group.bars.len() as i32 + BETWEEN_GROUPS).sum();
+        let path = directory.join(self.file);
+        let size = ((LABELS + BARS + 90) as u32, (TOP + height + 6) as u32);
+        let area = SVGBackend::new(&path, size).into_drawing_area();
+        self.draw_groups(&area, &groups).and_then(|()| Ok(area.present()?)).map_err(io::Error::other)
+    }
+
+    /// Rows of one thing are one group, in the order of the tables.
+    fn groups(&self, rows: &[Row]) -> Vec<Group> {
+        let shown = |row: &&Row| {
+            row.section == self.section
+                && row.ratio().is_some()
+                && self.begins.iter().any(|begin| row.what.starts_with(begin))
+        };
+        let mut groups: Vec<Group> = Vec::new();
+        for row in rows.iter().filter(shown) {
+            if groups.last().is_none_or(|group| group.name != row.what) {
+                let ours =
+                    Bar { name: "this library".to_owned(), value: row.statistic.of(&row.ours), colour: OURS };
+                groups.push(Group { name: row.what.clone(), bars: vec![ours] });
+            }
+            if let (Some(group), Ok(theirs)) = (groups.last_mut(), &row.theirs) {
+                let colour = THEIRS[(group.bars.len() - 1) % THEIRS.len()];
+                group.bars.push(Bar { name: row.against.clone(), value: row.statistic.of(theirs), colour });
+            }
+        }
+        groups
+    }
+
+    /// How much of the room for bars a value takes.
+    fn share(&self, value: f64, groups: &[Group]) -> f64 {
+        let values = || groups.iter().flat_map(|group| &group.bars).map(|bar| bar.value);
+        let most = values().fold(f64::MIN, f64::max);
+        if !self.logarithmic {
+            return value / most;
+        }
+        // The least value still has a bar to be seen.
+        let least = values().fold(f64::MAX, f64::min) / 2.0;
+        (value / least).ln() / (most / least).ln()
+    }
+
+    fn draw_groups(
+        &self,
+        area: &DrawingArea<SVGBackend<'_>, Shift>,
+        groups: &[Group],
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        area.fill(&WHITE)?;
+        let scale = if self.logarithmic { " (logarithmic)" } else { "" };
+        let text = |size: i32| ("sans-serif", size).into_font().color(&BLACK);
+        area.draw(&Text::new(format!("{}{scale}", self.title), (8, 12), text(17)))?;
+        let mut y = TOP;
+        for group in groups {
+            area.draw(&Text::new(group.name.clone(), (8, y), text(12)))?;
+            for bar in &group.bars {
+                let end = LABELS + (self.share(bar.value, groups) * f64::from(BARS)) as i32;
+                area.draw(&Rectangle::new(
+                    [(LABELS, y), (end.max(LABELS + 1), y + BAR - 3)],
+                    bar.colour.filled(),
+                ))?;
+                area.draw(&Text::new(format!("{}  {}", Short(bar.value), bar.name), (end + 4, y), text(11)))?;
+                y += BAR;
+            }
+            y += BETWEEN_GROUPS;
+        }
+        Ok(())
+    }
+}
