@@ -93,7 +93,6 @@ fn plays_a_role(arguments: &[String]) -> bool {
 struct Run {
     wanted: Vec<String>,
     rivals: Rivals,
-    has_nixl: bool,
     begin: Instant,
 }
 
@@ -107,7 +106,7 @@ impl Run {
             // SAFETY: nothing else runs in this process yet.
             unsafe { std::env::set_var("P2PKV_NIXL_LIBRARY_DIR", directory) };
         }
-        Run { has_nixl: rivals.nixl().is_ok(), wanted, rivals, begin: Instant::now() }
+        Run { wanted, rivals, begin: Instant::now() }
     }
 
     fn is_of_everything(&self) -> bool {
@@ -127,8 +126,7 @@ impl Run {
     /// Over NIXL last: what it has started in this process stays.
     fn ways(&self) -> impl Iterator<Item = Way> {
         let names = Way::ALL.map(Way::name);
-        let wanted = Way::ALL.into_iter().filter(move |way| self.wants(way.name(), &names));
-        wanted.filter(|way| self.has_nixl || *way != Way::Nixl)
+        Way::ALL.into_iter().filter(move |way| self.wants(way.name(), &names))
     }
 
     fn rivals(&self) -> Option<&Rivals> {
@@ -161,6 +159,9 @@ impl Run {
             once.iter().for_each(|way| scale::adding_a_peer(*way, tell));
         }
         if self.ways().any(|way| way == Way::Nixl) {
+            if let Err(why) = self.rivals.nixl() {
+                return tell(bulk::without_nixl(why));
+            }
             self.bulk(Way::Nixl, Section::Ceilings, tell);
             self.bulk(Way::Nixl, Section::Rivals, tell);
             if self.wants_part("scale") {

@@ -75,6 +75,7 @@ fn agent(name: &str, settings: Settings) -> Agent {
 pub struct Pair {
     reader: Child,
     writer: Child,
+    is_checked: bool,
 }
 
 impl Pair {
@@ -95,7 +96,7 @@ impl Pair {
         let place = reader.try_answer().map_err(|error| format!("NIXL's reader: {error}"))?;
         let ready = writer.try_ask(&place).map_err(|error| format!("NIXL's writer: {error}"))?;
         assert_eq!(ready, "ready");
-        Ok(Pair { reader, writer })
+        Ok(Pair { reader, writer, is_checked: false })
     }
 }
 
@@ -105,7 +106,11 @@ impl Opponent for Pair {
         Ok(Duration::from_nanos(nanos.parse().unwrap()))
     }
 
+    /// Only the first run finds other bytes there.
     fn check(&mut self) {
+        if std::mem::replace(&mut self.is_checked, true) {
+            return;
+        }
         assert_eq!(self.reader.ask(CHECK), "right", "NIXL moved wrong bytes");
     }
 

@@ -121,20 +121,33 @@ pub fn measure(way: Way, chosen: &[Against], rivals: &Rivals, tell: &mut impl Fn
     }
 }
 
+/// In place of rows that need NIXL here, where it is not.
+pub fn without_nixl(why: String) -> Row {
+    Row {
+        section: Section::Ceilings,
+        what: ours_by(Way::Nixl),
+        unit: "GB/s",
+        statistic: Statistic::Median,
+        ours: Samples::default(),
+        against: Against::BareNixl.name(Way::Nixl),
+        theirs: Err(why),
+        judge: Judge::Told,
+        aside: String::new(),
+    }
+}
+
 fn row(ours: &mut Ours, shape: Shape, against: Against, rivals: &Rivals) -> Row {
     let bounds = if against.section() == Section::Ceilings { CEILING } else { RIVAL };
     let race = against.start(shape, rivals).and_then(|mut opponent| ours.against(&mut *opponent, bounds));
     let (our_speed, theirs, aside) = match race {
         Ok(race) => {
-            let aside = format!(
-                "CPU s/GB: {}, bare {}",
-                Short(race.our_cpu.median()),
-                Short(race.their_cpu.median())
-            );
-            (race.ours, Ok(race.theirs), aside)
+            let [ours, bare] = [&race.our_cpu, &race.their_cpu].map(|cpu| Short(cpu.median()));
+            (race.ours, Ok(race.theirs), format!("CPU s/GB: {ours}, bare {bare}"))
         }
         Err(why) => (Samples::default(), Err(why), String::new()),
     };
+    // Of others, that is not all of their CPU time.
+    let has_all_cpu = matches!(against, Against::Bare | Against::Memcpy);
     Row {
         section: against.section(),
         what: format!("{}, {shape}", ours_by(shape.way)),
@@ -144,6 +157,6 @@ fn row(ours: &mut Ours, shape: Shape, against: Against, rivals: &Rivals) -> Row 
         against: against.name(shape.way),
         theirs,
         judge: Judge::More { at_least: against.at_least(shape.way, shape) },
-        aside: if against.section() == Section::Ceilings { aside } else { String::new() },
+        aside: if has_all_cpu { aside } else { String::new() },
     }
 }

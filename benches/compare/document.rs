@@ -74,11 +74,11 @@ fn text(rows: &[Row], machine: &Machine) -> Result<String, std::fmt::Error> {
 }
 
 fn write_row(text: &mut String, row: &Row) -> std::fmt::Result {
-    let ours = if row.ours.len() > 0 { row.ours_in_words() } else { String::new() };
     writeln!(
         text,
-        "| {} | {ours} | {} | {} | {} | {} | {} |",
+        "| {} | {} | {} | {} | {} | {} | {} |",
         row.what,
+        row.ours_in_words(),
         row.against,
         row.theirs_in_words().replace('|', "/"),
         row.ratio_in_words(),

@@ -41,6 +41,9 @@ pub fn measure(ways: &[Way], rivals: Option<&Rivals>, tell: &mut impl FnMut(Row)
             tell(row(Statistic::Median, name.clone(), theirs.clone(), judge));
             tell(row(Statistic::P99, name, theirs.clone(), Judge::Less { at_least: None }));
         }
+        if theirs.is_none() {
+            tell(row(Statistic::Median, String::new(), Ok(Samples::default()), Judge::Told));
+        }
         let itself: Samples = std::iter::once(ours.median()).collect();
         tell(row(
             Statistic::P99,

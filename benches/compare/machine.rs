@@ -29,7 +29,8 @@ impl Machine {
             cpus: std::thread::available_parallelism().map_or(1, usize::from),
             model: field("/proc/cpuinfo", "model name"),
             memory_gib: kib.div_ceil(1 << 20),
-            kernel: read("/proc/sys/kernel/osrelease"),
+            // What follows the number is a name.
+            kernel: read("/proc/sys/kernel/osrelease").split('-').next().unwrap_or_default().to_owned(),
             congestion: read("/proc/sys/net/ipv4/tcp_congestion_control"),
             huge_pages: chosen.unwrap_or("unknown").to_owned(),
             load: read("/proc/loadavg").split(' ').take(3).collect::<Vec<_>>().join(", "),

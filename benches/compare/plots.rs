@@ -6,8 +6,8 @@ use std::path::Path;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
-use crate::row::{Row, Section};
-use crate::sample::Short;
+use crate::row::{Judge, Row, Section};
+use crate::sample::{Samples, Short, Statistic};
 
 /// One group of bars for each thing that is measured, one bar for the library and one for each that it is beside.
 pub struct Plot {
@@ -58,10 +58,12 @@ const THEIRS: [RGBColor; 4] = [
     RGBColor(0x5a, 0x9e, 0x4b),
     RGBColor(0xb0, 0x4a, 0x5a),
 ];
-const BAR: i32 = 15;
+const BAR: i32 = 16;
 const BETWEEN_GROUPS: i32 = 14;
-const LABELS: i32 = 400;
-const BARS: i32 = 420;
+const LABELS: i32 = 350;
+const BARS: i32 = 330;
+/// To the right of the longest bar.
+const VALUES: i32 = 260;
 const TOP: i32 = 46;
 
 struct Bar {
@@ -70,9 +72,26 @@ struct Bar {
     colour: RGBColor,
 }
 
+/// Bars of one thing.
 struct Group {
     name: String,
     bars: Vec<Bar>,
+}
+
+/// Of rows that measure the same: the library once, from all its samples, then the others.
+fn bars<'a>(rows: impl Iterator<Item = &'a &'a Row>) -> Vec<Bar> {
+    let (mut ours, mut bars) = (Samples::default(), Vec::new());
+    let mut statistic = Statistic::Median;
+    for row in rows {
+        statistic = row.statistic;
+        ours.append(&row.ours);
+        if let Ok(theirs) = &row.theirs {
+            let colour = THEIRS[bars.len() % THEIRS.len()];
+            bars.push(Bar { name: row.against.clone(), value: statistic.of(theirs), colour });
+        }
+    }
+    bars.insert(0, Bar { name: "this library".to_owned(), value: statistic.of(&ours), colour: OURS });
+    bars
 }
 
 impl Plot {
@@ -83,28 +102,25 @@ impl Plot {
         }
         let height: i32 = groups.iter().map(|group| BAR * group.bars.len() as i32 + BETWEEN_GROUPS).sum();
         let path = directory.join(self.file);
-        let size = ((LABELS + BARS + 90) as u32, (TOP + height + 6) as u32);
+        let size = ((LABELS + BARS + VALUES) as u32, (TOP + height + 6) as u32);
         let area = SVGBackend::new(&path, size).into_drawing_area();
         self.draw_groups(&area, &groups).and_then(|()| Ok(area.present()?)).map_err(io::Error::other)
     }
 
-    /// Rows of one thing are one group, in the order of the tables.
+    /// In the order of the tables, where one thing may have several rows.
     fn groups(&self, rows: &[Row]) -> Vec<Group> {
-        let shown = |row: &&Row| {
+        let is_shown = |row: &&Row| {
             row.section == self.section
                 && row.ratio().is_some()
+                && !matches!(row.judge, Judge::Growth { .. })
                 && self.begins.iter().any(|begin| row.what.starts_with(begin))
         };
+        let shown: Vec<&Row> = rows.iter().filter(is_shown).collect();
         let mut groups: Vec<Group> = Vec::new();
-        for row in rows.iter().filter(shown) {
-            if groups.last().is_none_or(|group| group.name != row.what) {
-                let ours =
-                    Bar { name: "this library".to_owned(), value: row.statistic.of(&row.ours), colour: OURS };
-                groups.push(Group { name: row.what.clone(), bars: vec![ours] });
-            }
-            if let (Some(group), Ok(theirs)) = (groups.last_mut(), &row.theirs) {
-                let colour = THEIRS[(group.bars.len() - 1) % THEIRS.len()];
-                group.bars.push(Bar { name: row.against.clone(), value: row.statistic.of(theirs), colour });
+        for row in &shown {
+            if groups.iter().all(|group| group.name != row.what) {
+                let bars = bars(shown.iter().filter(|other| other.what == row.what));
+                groups.push(Group { name: row.what.clone(), bars });
             }
         }
         groups
@@ -130,17 +146,17 @@ impl Plot {
         area.fill(&WHITE)?;
         let scale = if self.logarithmic { " (logarithmic)" } else { "" };
         let text = |size: i32| ("sans-serif", size).into_font().color(&BLACK);
-        area.draw(&Text::new(format!("{}{scale}", self.title), (8, 12), text(17)))?;
+        area.draw(&Text::new(format!("{}{scale}", self.title), (8, 12), text(21)))?;
         let mut y = TOP;
         for group in groups {
-            area.draw(&Text::new(group.name.clone(), (8, y), text(12)))?;
+            area.draw(&Text::new(group.name.clone(), (8, y), text(16)))?;
             for bar in &group.bars {
                 let end = LABELS + (self.share(bar.value, groups) * f64::from(BARS)) as i32;
                 area.draw(&Rectangle::new(
                     [(LABELS, y), (end.max(LABELS + 1), y + BAR - 3)],
                     bar.colour.filled(),
                 ))?;
-                area.draw(&Text::new(format!("{}  {}", Short(bar.value), bar.name), (end + 4, y), text(11)))?;
+                area.draw(&Text::new(format!("{}  {}", Short(bar.value), bar.name), (end + 4, y), text(15)))?;
                 y += BAR;
             }
             y += BETWEEN_GROUPS;

@@ -9,10 +9,13 @@ use crate::shape::Shape;
 
 /// What else moves blocks.
 pub trait Opponent {
+    /// Before each run.
+    fn prepare(&mut self) {}
+
     /// Moves all blocks of the shape; how long that took.
     fn run(&mut self) -> Result<Duration, String>;
 
-    /// That it moved them right.
+    /// That it moved them right, after each run.
     fn check(&mut self) {}
 
     /// It takes no CPU until [`Self::wake`].
@@ -78,12 +81,11 @@ impl Ours {
         let mut race = Race::default();
         for run in 0..=bounds.runs {
             opponent.wake();
+            opponent.prepare();
             let before = cpu_time();
             let theirs = opponent.run()?;
             let their_cpu = cpu_time() - before;
-            if run == 0 {
-                opponent.check();
-            }
+            opponent.check();
             opponent.rest();
             let (ours, our_cpu) = self.run();
             // The first of each finds cold caches and new connections.

@@ -47,7 +47,8 @@ pub struct Row {
 
 impl Row {
     pub fn ratio(&self) -> Option<f64> {
-        let theirs = self.statistic.of(self.theirs.as_ref().ok()?);
+        let theirs = self.theirs.as_ref().ok().filter(|theirs| theirs.len() > 0)?;
+        let theirs = self.statistic.of(theirs);
         let ours = self.statistic.of(&self.ours);
         match self.judge {
             Judge::More { .. } | Judge::Growth { .. } => Some(ours / theirs),
@@ -86,13 +87,19 @@ impl Row {
     }
 
     pub fn ours_in_words(&self) -> String {
-        format!("{} {}", Told(self.statistic, &self.ours), self.unit)
+        self.in_words(&self.ours)
+    }
+
+    fn in_words(&self, samples: &Samples) -> String {
+        if samples.len() == 0 {
+            return String::new();
+        }
+        format!("{} {}", Told(self.statistic, samples), self.unit)
     }
 
     pub fn theirs_in_words(&self) -> String {
         match &self.theirs {
-            Ok(theirs) if theirs.len() > 0 => format!("{} {}", Told(self.statistic, theirs), self.unit),
-            Ok(_) => String::new(),
+            Ok(theirs) => self.in_words(theirs),
             Err(why) => format!("not measured: {why}"),
         }
     }

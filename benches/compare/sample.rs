@@ -10,6 +10,10 @@ impl Samples {
         self.0.push(value);
     }
 
+    pub fn append(&mut self, other: &Samples) {
+        self.0.extend_from_slice(&other.0);
+    }
+
     pub fn len(&self) -> usize {
         self.0.len()
     }

@@ -110,8 +110,9 @@ pub fn idleness(tell: &mut impl FnMut(Row)) {
         single(one_poll),
         growth,
     ));
-    let percent = single(many_cpu);
-    tell(row(format!("idle CPU, {crowded}"), "% of one", percent, "one peer", single(one_cpu), growth));
+    let what = format!("idle CPU for each peer, {crowded}");
+    let percent = single(many_cpu / (PEERS + 1) as f64);
+    tell(row(what, "% of one", percent, "one peer", single(one_cpu), growth));
     let kib = (many_rss - one_rss) / 1024.0 / PEERS as f64;
     tell(row("memory for an idle peer".to_owned(), "KiB", single(kib), "", Samples::default(), Judge::Told));
     let bytes = (parked_rss - many_rss) / (PARKED_STORES * BLOCKS_OF_A_STORE) as f64;
