@@ -71,14 +71,21 @@ def prepare_vllm() -> str:
     return VLLM
 
 
+def in_words(error: BaseException) -> str:
+    """One line without paths: it ends up in a file that others read."""
+    if isinstance(error, subprocess.CalledProcessError):
+        words = [word for word in map(str, error.cmd) if "/" not in word and not word.startswith("-")]
+        return f"`{' '.join(words)}` ended with status {error.returncode}"
+    text = f"{type(error).__name__}: {error}".replace("\n", " ")
+    return text.replace(str(prepare.cache()), "the cache").replace(str(pathlib.Path.home()), "~")
+
+
 def attempt(step) -> dict:
     try:
         return {"ready": step()}
     # `SystemExit` is how prepare.py gives up.
     except (Exception, SystemExit) as error:
-        why = f"{type(error).__name__}: {error}".replace("\n", " ")
-        # It ends up in a file that others read.
-        return {"missing": why.replace(str(pathlib.Path.home()), "~")}
+        return {"missing": in_words(error)}
 
 
 if __name__ == "__main__":
