@@ -54,8 +54,8 @@ examples: build ## build the C examples into build/examples
 header: ## write include/p2pkv.h anew from src/capi
 	P2PKV_WRITE_HEADER=1 $(CARGO) check --locked
 
-bench: ## the loopback benchmark
-	$(CARGO) bench --locked --bench loopback
+bench: ## every way beside bare programs and rivals; writes docs/performance.md
+	$(CARGO) bench --locked --bench compare
 
 $(RELEASE)/libp2pkv.so:
 	$(MAKE) build

@@ -816,9 +816,10 @@ typedef struct p2p_tier_config {
    */
   int32_t region_fd;
   /**
-   * Must be 0.
+   * Microseconds for which the progress thread looks for news before it sleeps, at most 1000: less latency for CPU time,
+   * where cores are to spare. Default: 0.
    */
-  uint32_t reserved;
+  uint32_t spin_us;
 } p2p_tier_config;
 
 /**

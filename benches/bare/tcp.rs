@@ -1,8 +1,7 @@
 //! The ceiling for plain TCP: a bare scatter/gather copy between two regions over loopback.
 //!
-//! Both sides know the block lists beforehand; there are no frames, no peers, no failures and no fence. One thread
-//! at each end of each stream, blocking calls, up to 1024 blocks a call, `reno`, timed until the target's
-//! acknowledgement. A transport is judged by its ratio to this, measured in the same run.
+//! One thread at each end of each stream, blocking calls, up to 1024 blocks a call, `reno`, timed until the target's
+//! acknowledgement.
 
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -10,38 +9,41 @@ use std::os::fd::AsRawFd;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use super::{Bare, Plan};
+use crate::memory::{Kind, Memory};
+use crate::node::content;
+use crate::shape::Shape;
+
 const VECTORS_PER_CALL: usize = 1024;
 const BYTES_PER_CALL: usize = 1 << 20;
 
 /// Two regions of one process and the connections between them.
-pub struct Bare {
+pub struct Streams {
     block_len: usize,
-    source: Vec<u8>,
-    target: Vec<u8>,
+    _source: Memory,
+    target: Memory,
     /// Addresses of the blocks, scattered, in the order in which they are moved.
     from: Vec<usize>,
     to: Vec<usize>,
     pairs: Vec<(TcpStream, TcpStream)>,
 }
 
-impl Bare {
-    pub fn new(block_len: usize, blocks: usize, streams: usize) -> Bare {
-        let source = vec![0xA5; block_len * blocks];
-        let target = vec![0; block_len * blocks];
-        let from = scattered(&source, block_len, 0x9E37_79B9);
-        let to = scattered(&target, block_len, 0x85EB_CA6B);
+impl Streams {
+    pub fn new(shape: Shape, plan: &Plan, streams: usize) -> Streams {
+        let memory = || Memory::new(Kind::Private, shape.block_len, shape.blocks, content);
+        let (source, target) = (memory(), memory());
+        let addresses = |memory: &Memory, blocks: &[usize]| -> Vec<usize> {
+            let base = memory.start().expose_provenance();
+            blocks.iter().map(|block| base + block * shape.block_len).collect()
+        };
+        let (from, to) = (addresses(&source, &plan.from), addresses(&target, &plan.to));
         let pairs = (0..streams).map(|_| connected_pair().unwrap()).collect();
-        Bare { block_len, source, target, from, to, pairs }
+        Streams { block_len: shape.block_len, _source: source, target, from, to, pairs }
     }
+}
 
-    /// Before each run: the target's pages are there, and hold nothing of the source.
-    pub fn clear(&mut self) {
-        self.target.fill(1);
-    }
-
-    /// Moves all blocks; how long that took.
-    #[allow(clippy::disallowed_methods, reason = "a measurement reads the clock")]
-    pub fn run(&self) -> Duration {
+impl Bare for Streams {
+    fn run(&mut self) -> Duration {
         let share = self.from.len().div_ceil(self.pairs.len());
         let shares = self.from.chunks(share).zip(self.to.chunks(share));
         let block_len = self.block_len;
@@ -68,22 +70,9 @@ impl Bare {
         })
     }
 
-    /// After each run.
-    pub fn check(&self) {
-        assert!(self.target == self.source, "the bare program moved wrong bytes");
+    fn target(&mut self) -> &mut Memory {
+        &mut self.target
     }
-}
-
-/// Addresses of the region's blocks in a shuffled order.
-fn scattered(region: &[u8], block_len: usize, seed: u64) -> Vec<usize> {
-    let base = region.as_ptr() as usize;
-    let mut order: Vec<usize> = (0..region.len() / block_len).map(|block| base + block * block_len).collect();
-    let mut state = seed;
-    for last in (1..order.len()).rev() {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        order.swap(last, (state >> 33) as usize % (last + 1));
-    }
-    order
 }
 
 fn connected_pair() -> io::Result<(TcpStream, TcpStream)> {

@@ -499,7 +499,7 @@ fn new_tier_of_nonsense(script: &mut Script<'_>) {
         4 => config.transport = 3 + u32::from(script.byte()),
         5 => config.progress = 2 + u32::from(script.byte()),
         6 => config.port = 65_536 + u32::from(script.byte()),
-        7 => config.reserved = 1,
+        7 => config.spin_us = 1001,
         8 => config.config_fingerprint = str("not sixteen"),
         _ => config.host = str("\u{0}"),
     }

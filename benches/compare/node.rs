@@ -10,60 +10,65 @@ use p2pkv::protocol::job::{LookupState, Outcome};
 use p2pkv::protocol::keys::KeysView;
 use p2pkv::tier::{ProgressMode, RequestOptions, Tier, TierConfig, TransportChoice};
 
+use crate::memory::Memory;
+use crate::shape::{Shape, Way};
+
 /// A 32-byte block hash and a 4-byte group index, as vLLM's keys.
 pub const KEY_LEN: usize = 36;
 
 /// Nothing here takes longer unless something is wrong.
 const BOUND: Duration = Duration::from_secs(20);
 
-/// What is moved, and over how many connections.
-#[derive(Clone, Copy, Debug)]
-pub struct Shape {
-    pub block_len: usize,
-    pub blocks: usize,
-    pub streams: usize,
-}
-
 /// A tier and its region. The tier ends first.
 pub struct Node {
     pub tier: Arc<Tier>,
-    region: Vec<u64>,
+    memory: Memory,
     words_per_block: usize,
 }
 
 impl Node {
     /// `fill`: the word that fills each block.
     pub fn new(shape: Shape, fill: impl Fn(usize) -> u64) -> Node {
-        let words_per_block = shape.block_len / size_of::<u64>();
-        let mut region: Vec<u64> =
-            (0..shape.blocks).flat_map(|block| std::iter::repeat_n(fill(block), words_per_block)).collect();
-        // SAFETY: the vector is never resized and outlives the tier, see the order of the fields.
-        let memory = unsafe { Region::new(region.as_mut_ptr().cast(), shape.blocks as u32, shape.block_len) };
+        let memory = Memory::new(shape.way.memory(), shape.block_len, shape.blocks, fill);
+        // SAFETY: the memory outlives the tier, see the order of the fields.
+        let region = unsafe { Region::new(memory.start(), shape.blocks as u32, shape.block_len) };
         let tier = Tier::new(TierConfig {
             host: "127.0.0.1".to_owned(),
             advertised_host: None,
             port: 0,
             data_port: 0,
-            tcp_streams: shape.streams,
+            tcp_streams: shape.way.streams(),
             tcp_congestion: None,
-            nixl_backends: Vec::new(),
+            nixl_backends: vec!["UCX".to_owned()],
             nixl_threads: 0,
-            region: memory.unwrap(),
-            region_file: None,
-            same_host: false,
+            region: region.unwrap(),
+            region_file: memory.region_file(),
+            same_host: shape.way.is_same_host(),
             config_fingerprint: String::new(),
             hash_seed: String::new(),
-            transport: TransportChoice::Tcp,
+            transport: match shape.way {
+                Way::Nixl => TransportChoice::Nixl,
+                Way::Tcp { .. } | Way::Mapped | Way::VmRead => TransportChoice::Tcp,
+            },
             progress: ProgressMode::Thread,
-            max_peers: 8,
+            spin: Duration::ZERO,
+            max_peers: 128,
             limits: Limits::default(),
             timeouts: Timeouts::default(),
         });
-        Node { tier: tier.unwrap(), region, words_per_block }
+        Node { tier: tier.unwrap(), memory, words_per_block: shape.block_len / size_of::<u64>() }
+    }
+
+    pub fn request(&self, role: &str, peer: &str, id: &str) -> RequestId {
+        let (host, port) = peer.rsplit_once(':').unwrap();
+        let kv_transfer_params_json =
+            format!(r#"{{"{role}":{{"kv_request_id":"{id}","remote_host":"{host}","remote_port":{port}}}}}"#);
+        let options = RequestOptions { kv_transfer_params_json, ..RequestOptions::default() };
+        self.tier.request_new(&options).unwrap()
     }
 
     fn block(&self, block: usize) -> &[u64] {
-        &self.region[block * self.words_per_block..][..self.words_per_block]
+        &self.memory.words()[block * self.words_per_block..][..self.words_per_block]
     }
 }
 
@@ -116,6 +121,12 @@ pub struct Load {
     targets: Vec<u32>,
 }
 
+/// Looked up, to be asked for again.
+pub struct Poll {
+    request: RequestId,
+    keys: Vec<u8>,
+}
+
 impl Consumer {
     /// Ends when the producer has answered for the first time.
     pub fn connect(shape: Shape, producer: &str) -> Consumer {
@@ -128,11 +139,38 @@ impl Consumer {
     }
 
     fn request(&self, role: &str, id: &str) -> RequestId {
-        let (host, port) = self.producer.rsplit_once(':').unwrap();
-        let kv_transfer_params_json =
-            format!(r#"{{"{role}":{{"kv_request_id":"{id}","remote_host":"{host}","remote_port":{port}}}}}"#);
-        let options = RequestOptions { kv_transfer_params_json, ..RequestOptions::default() };
-        self.node.tier.request_new(&options).unwrap()
+        self.node.request(role, &self.producer, id)
+    }
+
+    /// A pull without a lookup of the producer's first blocks, ready to be submitted.
+    pub fn begin_pull(&self, sample: usize, blocks: usize) -> Load {
+        let request = self.request("remote_prefiller", &format!("pull-{sample}"));
+        let targets = shuffled(blocks, sample as u64);
+        let sources = (0..blocks as u32).collect();
+        Load { request, job: JobId(2 << 32 | sample as u64), sources, keys: self.first_keys(blocks), targets }
+    }
+
+    /// Keys that have been looked up, and are not going to be loaded.
+    pub fn begin_polling(&self, name: &str, keys: usize) -> Poll {
+        let request = self.request("remote_kv_source", &format!("poll-{name}"));
+        let keys = self.first_keys(keys);
+        self.wait_for_hits(request, view(&keys));
+        Poll { request, keys }
+    }
+
+    pub fn poll_again(&self, poll: &Poll) {
+        let keys = view(&poll.keys);
+        let mut states = vec![LookupState::Retry; keys.len()];
+        self.node.tier.lookup(poll.request, keys, &mut states).unwrap();
+        assert!(states.iter().all(|state| *state == LookupState::Hit), "a hit was forgotten");
+    }
+
+    pub fn end_polling(&self, poll: &Poll) {
+        self.node.tier.request_finish(poll.request).unwrap();
+    }
+
+    fn first_keys(&self, count: usize) -> Vec<u8> {
+        self.keys[..count * KEY_LEN].to_vec()
     }
 
     /// Everything is a hit before a measured load of everything.
