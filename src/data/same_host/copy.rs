@@ -63,22 +63,43 @@ mod x86 {
 
     #[target_feature(enable = "avx512f")]
     unsafe fn lines_512(to: *mut u8, from: *const u8, lines: usize) {
-        for line in 0..lines {
+        let mut line = 0;
+        // Loads and stores in runs of four.
+        while line + 4 <= lines {
+            // SAFETY: inside both; `to` is aligned to lines.
+            unsafe {
+                let (to, from) = (to.add(line * LINE), from.add(line * LINE));
+                let first: __m512i = _mm512_loadu_si512(from.cast());
+                let second: __m512i = _mm512_loadu_si512(from.add(LINE).cast());
+                let third: __m512i = _mm512_loadu_si512(from.add(2 * LINE).cast());
+                let fourth: __m512i = _mm512_loadu_si512(from.add(3 * LINE).cast());
+                _mm512_stream_si512(to.cast(), first);
+                _mm512_stream_si512(to.add(LINE).cast(), second);
+                _mm512_stream_si512(to.add(2 * LINE).cast(), third);
+                _mm512_stream_si512(to.add(3 * LINE).cast(), fourth);
+            }
+            line += 4;
+        }
+        while line < lines {
             // SAFETY: inside both; `to` is aligned to lines.
             unsafe {
                 let bytes: __m512i = _mm512_loadu_si512(from.add(line * LINE).cast());
                 _mm512_stream_si512(to.add(line * LINE).cast(), bytes);
             }
+            line += 1;
         }
     }
 
     #[target_feature(enable = "avx2")]
     unsafe fn lines_256(to: *mut u8, from: *const u8, lines: usize) {
-        for half in 0..lines * 2 {
+        for line in 0..lines {
             // SAFETY: inside both; `to` is aligned to lines.
             unsafe {
-                let bytes: __m256i = _mm256_loadu_si256(from.add(half * 32).cast());
-                _mm256_stream_si256(to.add(half * 32).cast(), bytes);
+                let (to, from) = (to.add(line * LINE), from.add(line * LINE));
+                let low: __m256i = _mm256_loadu_si256(from.cast());
+                let high: __m256i = _mm256_loadu_si256(from.add(LINE / 2).cast());
+                _mm256_stream_si256(to.cast(), low);
+                _mm256_stream_si256(to.add(LINE / 2).cast(), high);
             }
         }
     }

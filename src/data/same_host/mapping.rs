@@ -1,21 +1,17 @@
 //! A writer's region, mapped read-only from its file.
 
 use std::ffi::c_void;
-use std::io;
 use std::os::fd::AsFd;
 use std::ptr::null_mut;
 
 use rustix::fs::{SealFlags, fcntl_get_seals, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use super::{Piece, copy};
-
 pub(super) struct Mapping {
     start: *mut c_void,
     mapped: usize,
     /// From the start to block 0.
     skip: usize,
-    bytes: usize,
 }
 
 // SAFETY: a read-only mapping that nothing else unmaps; the address may move to the I/O thread with its owner.
@@ -44,28 +40,11 @@ impl Mapping {
         let start = unsafe { mmap(null_mut(), mapped, ProtFlags::READ, MapFlags::SHARED, file, begin) };
         let start = start.map_err(|error| error.to_string())?;
         let skip = usize::try_from(offset - begin).unwrap_or(0);
-        Ok(Mapping { start, mapped, skip, bytes: usize::try_from(bytes).unwrap_or(0) })
+        Ok(Mapping { start, mapped, skip })
     }
 
-    pub fn pull(&self, pieces: impl Iterator<Item = Piece>) -> io::Result<usize> {
-        let mut moved = 0;
-        for piece in pieces {
-            let end = piece.from.checked_add(piece.len);
-            if end.is_none_or(|end| end > self.bytes) {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    "a block outside of the mapped region",
-                ));
-            }
-            let from = self.start.cast::<u8>().wrapping_add(self.skip + piece.from);
-            // SAFETY: `from` is inside the mapping, just checked, whose file cannot shrink; `to` is inside our region, in
-            // blocks that the fence has given us to write. The writer keeps its block as it is, or the copy is thrown
-            // away (`Source::was_alive`).
-            unsafe { copy::copy(piece.to, from, piece.len) };
-            moved += piece.len;
-        }
-        copy::finish();
-        Ok(moved)
+    pub fn first_block(&self) -> *const u8 {
+        self.start.cast::<u8>().wrapping_add(self.skip).cast_const()
     }
 }
 

@@ -16,11 +16,13 @@
 //! as landed only if the connection was still open *after* they were copied ([`socket::is_hung_up`]).
 
 mod copy;
+mod crew;
 mod file;
 mod mapping;
 pub(in crate::data) mod socket;
 mod vm_read;
 
+pub(in crate::data) use crew::Crew;
 pub use file::{RegionFile, SharedMemory, huge_page_bytes};
 
 use std::io;
@@ -57,6 +59,29 @@ enum Access {
     VmRead(VmReader),
 }
 
+/// How bytes are copied, whoever does it.
+#[derive(Clone, Copy)]
+enum Copier {
+    /// From a mapping whose block 0 is at this address.
+    Mapped {
+        start: *const u8,
+    },
+    VmRead(vm_read::Address),
+}
+
+/// A run of bytes to be copied: to an address of ours, from an offset into the writer's region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Piece {
+    to: *mut u8,
+    from: usize,
+    len: usize,
+}
+
+/// Bytes that one pull takes at most, so that it takes well under a millisecond.
+const BYTES_PER_PULL: usize = 4 << 20;
+/// Larger pieces could not be shared well.
+const LARGEST_PIECE: usize = 256 << 10;
+
 impl Source {
     /// Tries the ways in their order. `Err` says why none of them works.
     pub fn open(handover: Handover, block_len: usize, socket: &impl AsFd) -> Result<Source, String> {
@@ -91,29 +116,53 @@ impl Source {
         block.0 < self.num_blocks
     }
 
-    /// The most that one [`Self::pull`] should be asked for, so that it takes well under a millisecond.
-    pub fn bytes_per_pull(&self) -> usize {
-        match self.access {
-            Access::Mapped(_) => 1 << 20,
-            // Fewer would make the call itself count.
-            Access::VmRead(_) => 2 << 20,
-        }
-    }
-
-    /// Copies at most `limit` bytes, the first block from `offset` on, and gives their number; never 0. The caller has made
-    /// sure that the local blocks may be written; `local` and `remote` of the pairs are as here: ours, the writer's.
+    /// Copies the next bytes, the first block from `offset` on, and gives their number; never 0. The caller has made sure
+    /// that the local blocks may be written; `local` and `remote` of the pairs are as here: ours, the writer's.
     pub fn pull(
-        &mut self,
+        &self,
+        crew: &mut Crew,
         region: &Region,
         blocks: impl Iterator<Item = BlockPair>,
         offset: usize,
-        limit: usize,
     ) -> io::Result<usize> {
-        let pieces = pieces(region, self.num_blocks, blocks, offset, limit);
-        match &mut self.access {
-            Access::Mapped(mapping) => mapping.pull(pieces),
-            Access::VmRead(reader) => reader.pull(pieces),
+        let (pieces, bytes) = self.cut(region, blocks, offset);
+        if bytes == 0 {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "a block that is in neither region"));
         }
+        let copier = match &self.access {
+            Access::Mapped(mapping) => Copier::Mapped { start: mapping.first_block() },
+            Access::VmRead(reader) => Copier::VmRead(reader.address()),
+        };
+        crew.copy(copier, pieces, bytes).map(|()| bytes)
+    }
+
+    /// Pairs outside of either region end the list; callers have checked them.
+    fn cut(
+        &self,
+        region: &Region,
+        blocks: impl Iterator<Item = BlockPair>,
+        mut offset: usize,
+    ) -> (Vec<Piece>, usize) {
+        let block_len = region.block_len();
+        let mut pieces = Vec::new();
+        let mut room = BYTES_PER_PULL;
+        for pair in blocks {
+            let Some(to) = region.block_ptr(pair.local).filter(|_| self.has_block(pair.remote)) else {
+                break;
+            };
+            while offset < block_len && room > 0 {
+                let len = (block_len - offset).min(room).min(LARGEST_PIECE);
+                let from = pair.remote.0 as usize * block_len + offset;
+                pieces.push(Piece { to: to.wrapping_add(offset), from, len });
+                offset += len;
+                room -= len;
+            }
+            if room == 0 {
+                break;
+            }
+            offset = 0;
+        }
+        (pieces, BYTES_PER_PULL - room)
     }
 
     /// Whether what was pulled until now was really the writer's: the connection is open, and its process lives.
@@ -126,30 +175,30 @@ impl Source {
     }
 }
 
-/// A run of bytes to be copied: to an address of ours, from an offset into the writer's region.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Piece {
-    to: *mut u8,
-    from: usize,
-    len: usize,
-}
+impl Copier {
+    /// Bytes that one thread takes at a time.
+    fn stride(self) -> usize {
+        match self {
+            Copier::Mapped { .. } => 128 << 10,
+            // Fewer would make the call itself count.
+            Copier::VmRead(_) => 512 << 10,
+        }
+    }
 
-/// The pieces that blocks are cut into. Pairs outside of either region end the list; callers have checked them.
-fn pieces(
-    region: &Region,
-    num_blocks: u32,
-    blocks: impl Iterator<Item = BlockPair>,
-    mut offset: usize,
-    mut limit: usize,
-) -> impl Iterator<Item = Piece> {
-    let block_len = region.block_len();
-    blocks.map_while(move |pair| {
-        let to = region.block_ptr(pair.local).filter(|_| pair.remote.0 < num_blocks && limit > 0)?;
-        let len = block_len.saturating_sub(offset).min(limit);
-        let piece =
-            Piece { to: to.wrapping_add(offset), from: pair.remote.0 as usize * block_len + offset, len };
-        offset = 0;
-        limit -= len;
-        Some(piece)
-    })
+    /// Copies all of it, or says what the system said. Both sides were checked, and nobody else touches `to` now.
+    fn copy(self, pieces: &[Piece]) -> io::Result<()> {
+        match self {
+            Copier::Mapped { start } => {
+                for piece in pieces {
+                    // SAFETY: inside the mapping, whose file cannot shrink, and inside our region, in blocks that the fence
+                    // has given us to write (`Source::cut`). The writer keeps its block as it is, or the copy is thrown
+                    // away (`Source::was_alive`).
+                    unsafe { copy::copy(piece.to, start.wrapping_add(piece.from), piece.len) };
+                }
+                copy::finish();
+                Ok(())
+            }
+            Copier::VmRead(address) => address.read(pieces),
+        }
+    }
 }

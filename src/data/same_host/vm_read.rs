@@ -6,6 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use smallvec::SmallVec;
 
 use super::Piece;
 
@@ -13,19 +14,18 @@ use super::Piece;
 const MAX_VECTORS: usize = 1024;
 
 pub(super) struct VmReader {
-    /// By whose number the memory is read. That of a thread: a process whose main thread has ended has none under its own.
-    thread: Pid,
+    address: Address,
     /// Tells of the process's end: its number may then be another's.
     process: OwnedFd,
-    base_addr: usize,
-    bytes: usize,
-    /// Kept between calls for their memory alone.
-    ours: Vec<libc::iovec>,
-    theirs: Vec<libc::iovec>,
 }
 
-// SAFETY: the vectors are filled anew for each call and never followed between calls.
-unsafe impl Send for VmReader {}
+/// Where a region is: in which process, from which of its addresses on.
+#[derive(Clone, Copy)]
+pub(super) struct Address {
+    /// By whose number the memory is read. That of a thread: a process whose main thread has ended has none under its own.
+    thread: Pid,
+    base: usize,
+}
 
 impl VmReader {
     /// The process at the other end of the socket, if it may be read from. `named`: as it calls itself and one of its
@@ -38,71 +38,72 @@ impl VmReader {
         let pid = socket_peercred(socket).map_err(|error| format!("whose it is: {error}"))?.pid;
         let is_its_own_name = pid.as_raw_nonzero().get().unsigned_abs() == named.0;
         let thread = i32::try_from(named.1).ok().and_then(Pid::from_raw).filter(|_| is_its_own_name);
-        let thread = thread.unwrap_or(pid);
         let process =
             pidfd_open(pid, PidfdFlags::empty()).map_err(|error| format!("process {pid}: {error}"))?;
-        let address = |value: u64| usize::try_from(value).map_err(|_| "its region is larger than memory");
-        let (base_addr, bytes) = (address(base_addr)?, address(bytes)?);
-        base_addr.checked_add(bytes).ok_or("its region ends outside of memory")?;
-        let mut reader = VmReader { thread, process, base_addr, bytes, ours: Vec::new(), theirs: Vec::new() };
-        reader.try_it().map_err(|error| format!("process {pid}: {error}"))?;
-        Ok(reader)
+        let number = |value: u64| usize::try_from(value).map_err(|_| "its region is larger than memory");
+        let (base, bytes) = (number(base_addr)?, number(bytes)?);
+        base.checked_add(bytes).ok_or("its region ends outside of memory")?;
+        let address = Address { thread: thread.unwrap_or(pid), base };
+        address.try_it(bytes).map_err(|error| format!("process {pid}: {error}"))?;
+        Ok(VmReader { address, process })
     }
 
-    /// Reads one byte at either end of the region.
-    fn try_it(&mut self) -> io::Result<()> {
-        let mut byte = 0_u8;
-        for from in [0, self.bytes.saturating_sub(1)] {
-            self.pull(std::iter::once(Piece { to: &raw mut byte, from, len: 1 }))?;
-        }
-        Ok(())
+    pub fn address(&self) -> Address {
+        self.address
     }
 
     pub fn is_alive(&self) -> bool {
         let mut watched = [PollFd::new(&self.process, PollFlags::IN)];
         poll(&mut watched, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) == Ok(0)
     }
+}
 
-    pub fn pull(&mut self, pieces: impl Iterator<Item = Piece>) -> io::Result<usize> {
-        self.ours.clear();
-        self.theirs.clear();
-        for piece in pieces.take(MAX_VECTORS) {
-            if piece.from.checked_add(piece.len).is_none_or(|end| end > self.bytes) {
-                return Err(io::Error::new(
-                    io::ErrorKind::InvalidInput,
-                    "a block outside of the peer's region",
-                ));
-            }
-            push(&mut self.ours, piece.to, piece.len);
-            push(
-                &mut self.theirs,
-                std::ptr::with_exposed_provenance_mut(self.base_addr + piece.from),
-                piece.len,
-            );
+impl Address {
+    /// Reads one byte at either end of the region.
+    fn try_it(self, bytes: usize) -> io::Result<()> {
+        let mut byte = 0_u8;
+        for from in [0, bytes.saturating_sub(1)] {
+            self.read(&[Piece { to: &raw mut byte, from, len: 1 }])?;
         }
-        let (ours, theirs) = (count(&self.ours), count(&self.theirs));
+        Ok(())
+    }
+
+    /// Reads all of it, or fails.
+    pub fn read(self, pieces: &[Piece]) -> io::Result<()> {
+        pieces.chunks(MAX_VECTORS).try_for_each(|chunk| self.read_at_once(chunk))
+    }
+
+    fn read_at_once(self, pieces: &[Piece]) -> io::Result<()> {
+        let (mut ours, mut theirs) = (Vectors::new(), Vectors::new());
+        for piece in pieces {
+            push(&mut ours, piece.to, piece.len);
+            push(&mut theirs, std::ptr::with_exposed_provenance_mut(self.base + piece.from), piece.len);
+        }
         // SAFETY: the local vectors name bytes of our region (or one of `try_it`) that the fence has given us to write; the
         // remote ones are addresses of another process, which the kernel checks.
-        let moved = unsafe {
+        let read = unsafe {
             libc::process_vm_readv(
                 self.thread.as_raw_nonzero().get(),
-                self.ours.as_ptr(),
-                ours,
-                self.theirs.as_ptr(),
-                theirs,
+                ours.as_ptr(),
+                count(&ours),
+                theirs.as_ptr(),
+                count(&theirs),
                 0,
             )
         };
-        match usize::try_from(moved) {
-            Ok(0) => Err(io::Error::new(io::ErrorKind::UnexpectedEof, "nothing could be read")),
-            Ok(moved) => Ok(moved),
+        match usize::try_from(read) {
+            Ok(bytes) if bytes == pieces.iter().map(|piece| piece.len).sum::<usize>() => Ok(()),
+            // Part of its region is not there.
+            Ok(_) => Err(io::Error::from_raw_os_error(libc::EFAULT)),
             Err(_) => Err(io::Error::last_os_error()),
         }
     }
 }
 
+type Vectors = SmallVec<[libc::iovec; 64]>;
+
 /// Adds a piece; one that begins where the last ends makes that longer.
-fn push(list: &mut Vec<libc::iovec>, start: *mut u8, len: usize) {
+fn push(list: &mut Vectors, start: *mut u8, len: usize) {
     if let Some(last) = list.last_mut()
         && last.iov_base.wrapping_byte_add(last.iov_len) == start.cast()
     {

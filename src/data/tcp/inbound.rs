@@ -166,7 +166,7 @@ impl Inbound {
             State::Header { .. } => self.read_header(reactor.block_len()),
             State::Table { .. } => self.read_table(reactor.block_len(), fence),
             State::Landing { .. } => self.land(budget, reactor, fence),
-            State::Pulling { .. } => self.pull(budget, reactor, fence),
+            State::Pulling { .. } => self.pull(reactor, fence),
             State::Discarding { .. } => self.throw_away(budget),
         }
     }
@@ -215,18 +215,17 @@ impl Inbound {
     }
 
     /// Copies out of the writer's region. What was copied counts only if the writer had not let go of its blocks by then.
-    fn pull(&mut self, budget: usize, reactor: &mut Reactor, fence: &Fence) -> Result<Step, End> {
+    fn pull(&mut self, reactor: &mut Reactor, fence: &Fence) -> Result<Step, End> {
         let (State::Pulling { header, load, place }, Some(source)) = (&mut self.state, &mut self.source)
         else {
             return Ok(Step::Moved(0));
         };
         let (header, region) = (*header, *reactor.region());
-        let limit = budget.min(source.bytes_per_pull());
         let access = load.write_while_armed(|| {
             let ours = header.destinations(&self.table, place.block);
             let theirs = header.sources(&self.table, place.block);
             let pairs = ours.zip(theirs).map(|(local, remote)| BlockPair { local, remote });
-            source.pull(&region, pairs, place.offset, limit)
+            source.pull(&mut reactor.crew, &region, pairs, place.offset)
         });
         let (pulled, open) = match access {
             Access::Wrote(pulled) => (pulled, true),

@@ -13,7 +13,7 @@ use socket2::{Socket, TcpKeepalive};
 use super::TcpConfig;
 use super::io_vectors::IoVectors;
 use super::sys::{ConnectionId, Epoll, EventFd, Interest, Readiness};
-use crate::data::same_host::RegionFile;
+use crate::data::same_host::{Crew, RegionFile};
 use crate::data::{DataEvent, Region};
 use crate::protocol::ids::SessionId;
 use crate::protocol::timer::Timestamp;
@@ -51,6 +51,8 @@ pub(super) struct Reactor {
     pub file: Option<RegionFile>,
     pub vectors: IoVectors,
     pub events: EventSink,
+    /// Who copies blocks out of the memory of peers on this host.
+    pub crew: Crew,
     epoll: Epoll,
     routes: HashMap<ConnectionId, Route>,
     next_id: u64,
@@ -74,6 +76,7 @@ impl Reactor {
             file,
             vectors: IoVectors::new(region),
             events,
+            crew: Crew::default(),
             epoll,
             routes: HashMap::new(),
             next_id: FIRST_CONNECTION,

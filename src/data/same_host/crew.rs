@@ -1,0 +1,163 @@
+//! A second pair of hands for large copies: one thread alone cannot fill the memory's bandwidth.
+//!
+//! The I/O thread puts a job up, takes its own share piece by piece, and returns when nothing of it is unfinished; the
+//! helper takes what it gets to. So nothing is lost where the helper comes late or there is none, and when a copy has
+//! returned nobody touches its memory any more.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use crossbeam_channel::{Receiver, Sender, TryRecvError};
+
+use super::{Copier, Piece};
+use crate::host::spawn_without_signals;
+
+/// Less is done sooner than a helper wakes.
+const LEAST_SHARED: usize = 1 << 20;
+/// How often the helper looks for the next job before it sleeps: the next pull of the same load comes at once.
+const LOOKS: usize = 500;
+
+/// The thread is started by the first copy that is worth it.
+#[derive(Default)]
+pub(in crate::data) struct Crew {
+    helper: Helper,
+}
+
+#[derive(Default)]
+enum Helper {
+    #[default]
+    NotYet,
+    /// There is one CPU only, or no thread to be had.
+    Never,
+    Ready {
+        jobs: Sender<Arc<Job>>,
+        thread: JoinHandle<()>,
+    },
+}
+
+struct Job {
+    copier: Copier,
+    pieces: Vec<Piece>,
+    /// Pieces that are taken at a time.
+    stride: usize,
+    next: AtomicUsize,
+    unfinished: AtomicUsize,
+    /// What the system said to the first copy that failed; 0 = none did.
+    errno: AtomicI32,
+}
+
+// SAFETY: the addresses in it are used only by copies that the I/O thread waits for, and it has made sure of them.
+unsafe impl Send for Job {}
+// SAFETY: as above; no two threads take the same piece.
+unsafe impl Sync for Job {}
+
+impl Crew {
+    /// Copies all pieces. The caller has checked both sides of each.
+    pub(super) fn copy(&mut self, copier: Copier, pieces: Vec<Piece>, bytes: usize) -> io::Result<()> {
+        let Some(jobs) = self.helper_for(bytes) else { return copier.copy(&pieces) };
+        let longest = pieces.first().map_or(1, |piece| piece.len.max(1));
+        let job = Arc::new(Job {
+            copier,
+            stride: (copier.stride() / longest).max(1),
+            next: AtomicUsize::new(0),
+            unfinished: AtomicUsize::new(pieces.len()),
+            errno: AtomicI32::new(0),
+            pieces,
+        });
+        // Not taken where the helper has not come to the last one yet; then all is done here.
+        let _ = jobs.try_send(Arc::clone(&job));
+        job.work();
+        job.wait();
+        match job.errno.load(Ordering::Relaxed) {
+            0 => Ok(()),
+            errno => Err(io::Error::from_raw_os_error(errno)),
+        }
+    }
+
+    fn helper_for(&mut self, bytes: usize) -> Option<&Sender<Arc<Job>>> {
+        if bytes < LEAST_SHARED {
+            return None;
+        }
+        if matches!(self.helper, Helper::NotYet) {
+            self.helper = Helper::start();
+        }
+        match &self.helper {
+            Helper::Ready { jobs, .. } => Some(jobs),
+            Helper::NotYet | Helper::Never => None,
+        }
+    }
+}
+
+impl Helper {
+    fn start() -> Helper {
+        if std::thread::available_parallelism().map_or(1, std::num::NonZero::get) < 2 {
+            return Helper::Never;
+        }
+        let (jobs, queue) = crossbeam_channel::bounded(1);
+        match spawn_without_signals("p2pkv-copy", move || help(&queue)) {
+            Ok(thread) => Helper::Ready { jobs, thread },
+            Err(error) => {
+                log::warn!("same host: no second thread to copy with: {error}");
+                Helper::Never
+            }
+        }
+    }
+}
+
+impl Drop for Crew {
+    fn drop(&mut self) {
+        if let Helper::Ready { jobs, thread } = std::mem::take(&mut self.helper) {
+            drop(jobs);
+            if thread.join().is_err() {
+                log::error!("same host: the copying thread panicked");
+            }
+        }
+    }
+}
+
+fn help(queue: &Receiver<Arc<Job>>) {
+    while let Some(job) = next_job(queue) {
+        job.work();
+    }
+}
+
+fn next_job(queue: &Receiver<Arc<Job>>) -> Option<Arc<Job>> {
+    for _ in 0..LOOKS {
+        match queue.try_recv() {
+            Ok(job) => return Some(job),
+            Err(TryRecvError::Empty) => std::hint::spin_loop(),
+            Err(TryRecvError::Disconnected) => return None,
+        }
+    }
+    queue.recv().ok()
+}
+
+impl Job {
+    /// Copies what nobody has taken yet.
+    fn work(&self) {
+        loop {
+            let first = self.next.fetch_add(self.stride, Ordering::Relaxed);
+            let last = first.saturating_add(self.stride).min(self.pieces.len());
+            let Some(taken) = self.pieces.get(first..last).filter(|taken| !taken.is_empty()) else { return };
+            if let Err(error) = self.copier.copy(taken) {
+                self.errno.store(error.raw_os_error().unwrap_or(libc::EIO), Ordering::Relaxed);
+            }
+            self.unfinished.fetch_sub(taken.len(), Ordering::Release);
+        }
+    }
+
+    /// Until the helper is done with what it has taken: one stride at most.
+    fn wait(&self) {
+        let mut looks = 0_u32;
+        while self.unfinished.load(Ordering::Acquire) > 0 {
+            looks = looks.saturating_add(1);
+            if looks < 10_000 {
+                std::hint::spin_loop();
+            } else {
+                std::thread::yield_now();
+            }
+        }
+    }
+}
