@@ -27,7 +27,7 @@ pub fn fetch(rivals: Option<&Rivals>, tell: &mut impl FnMut(Row)) {
     let theirs = rivals.map_or_else(|| Err("not asked for".to_owned()), fetch_of_vllm);
     tell(Row {
         section: Section::Control,
-        what: format!("fetch of {KEYS} keys, CPU for each, both sides (blocks of {BLOCK_LEN} bytes)"),
+        what: format!("CPU of both sides for each of {KEYS} keys of a fetch"),
         unit: "µs",
         statistic: Statistic::Median,
         ours: fetch_of_ours(),

@@ -43,10 +43,10 @@ pub const ALL: [&Plot; 4] = [
         logarithmic: true,
     },
     &Plot {
-        file: "performance-control.svg",
-        title: "Control plane, µs",
+        file: "performance-lookup.svg",
+        title: "Lookup, µs",
         section: Section::Control,
-        begins: &["fetch", "lookup"],
+        begins: &["lookup"],
         logarithmic: true,
     },
 ];

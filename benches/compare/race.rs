@@ -43,6 +43,15 @@ pub struct Race {
     pub their_cpu: Samples,
 }
 
+impl Race {
+    pub fn append(&mut self, other: &Race) {
+        self.ours.append(&other.ours);
+        self.theirs.append(&other.theirs);
+        self.our_cpu.append(&other.our_cpu);
+        self.their_cpu.append(&other.their_cpu);
+    }
+}
+
 /// Two tiers of the library that are ready for one another.
 pub struct Ours {
     shape: Shape,
