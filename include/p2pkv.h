@@ -93,7 +93,7 @@
 /**
  * Minor version of the library this header belongs to.
  */
-#define P2P_VERSION_MINOR 1
+#define P2P_VERSION_MINOR 2
 
 /**
  * Patch version of the library this header belongs to.

@@ -69,7 +69,7 @@ fn write(script: &mut Script<'_>) {
     let shadow = (0..NUM_BLOCKS).map(|block| side.block(block)).collect();
     let mut writer =
         Writer { side, loads: Vec::new(), connections: Vec::new(), shadow, is_murky: false, transfers: 0 };
-    writer.connect(hello(1, BLOCK_LEN as u64, TOKEN));
+    writer.connect(hello(2, BLOCK_LEN as u64, TOKEN));
     for _ in 0..MOST_OPERATIONS {
         if script.is_over() {
             break;
@@ -89,8 +89,8 @@ impl Writer {
             5 => self.begin_frame(script),
             6 => self.go_on(script),
             7 => self.send_bytes(script),
-            8 if script.flag() => self.connect(damaged(hello(1, BLOCK_LEN as u64, TOKEN), script)),
-            8 => self.connect(hello(1, BLOCK_LEN as u64, TOKEN)),
+            8 if script.flag() => self.connect(damaged(hello(2, BLOCK_LEN as u64, TOKEN), script)),
+            8 => self.connect(hello(2, BLOCK_LEN as u64, TOKEN)),
             _ => self.leave(script),
         }
     }
@@ -211,7 +211,7 @@ impl Writer {
         let mut stream = TcpStream::connect(self.side.address()).expect("the transport listens");
         stream.set_read_timeout(Some(BOUND)).unwrap();
         stream.set_write_timeout(Some(BOUND)).unwrap();
-        let is_right = greeting == hello(1, BLOCK_LEN as u64, TOKEN);
+        let is_right = greeting == hello(2, BLOCK_LEN as u64, TOKEN);
         let _ = stream.write_all(&greeting);
         let mut answer = [0; 16];
         let is_proper = is_right && stream.read_exact(&mut answer).is_ok() && answer[4..8] == [0; 4];

@@ -5,7 +5,7 @@ use std::ffi::c_char;
 /// Major version of the library this header belongs to.
 pub const P2P_VERSION_MAJOR: u32 = 0;
 /// Minor version of the library this header belongs to.
-pub const P2P_VERSION_MINOR: u32 = 1;
+pub const P2P_VERSION_MINOR: u32 = 2;
 /// Patch version of the library this header belongs to.
 pub const P2P_VERSION_PATCH: u32 = 0;
 /// The three parts as one number that grows with each release: major * 10000 + minor * 100 + patch.

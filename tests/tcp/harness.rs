@@ -295,7 +295,7 @@ impl RawWriter {
     pub fn accepted(reader: &mut Side) -> RawWriter {
         reader.transport.expect_peer(SESSION, TOKEN);
         let mut writer = RawWriter::open(reader);
-        writer.send(&hello(1, reader.block_len as u64, TOKEN));
+        writer.send(&hello(2, reader.block_len as u64, TOKEN));
         assert_eq!(writer.answer(), (0, 0));
         writer
     }

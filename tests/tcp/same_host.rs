@@ -127,7 +127,7 @@ fn raw_writer(reader: &mut Side, memory: &SharedMemory, num_blocks: u32) -> Unix
     reader.transport.expect_peer(SESSION, TOKEN);
     let stream = UnixStream::connect_addr(&name_of(reader.transport.local_port())).unwrap();
     stream.set_read_timeout(Some(BOUND)).unwrap();
-    let mut message = hello(1, reader.block_len as u64, TOKEN);
+    let mut message = hello(2, reader.block_len as u64, TOKEN);
     message.extend(handover(memory.start() as u64, num_blocks));
     let (file, _) = memory.holds(memory.start() as u64, 1).unwrap();
     send_with(&stream, &message, file);
@@ -190,7 +190,7 @@ fn a_region_that_is_larger_than_its_file_is_not_mapped() {
     reader.transport.expect_peer(SESSION, TOKEN);
     let stream = UnixStream::connect_addr(&name_of(reader.transport.local_port())).unwrap();
     stream.set_read_timeout(Some(BOUND)).unwrap();
-    let mut message = hello(1, 4096, TOKEN);
+    let mut message = hello(2, 4096, TOKEN);
     // Nor is there anything at that address.
     message.extend(handover(4096, 8));
     let (file, _) = memory.holds(memory.start() as u64, 1).unwrap();
@@ -216,7 +216,7 @@ fn frames_that_bring_bytes_and_frames_that_do_not_are_not_mixed_up() {
 #[test]
 fn strangers_at_the_local_socket_are_sent_away() {
     let reader = Side::new(4096, 8);
-    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x16, 3, 1, 0, 0], &hello(1, 4096, b"wrong token")] {
+    for bytes in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0x16, 3, 1, 0, 0], &hello(2, 4096, b"wrong token")] {
         let mut stream = UnixStream::connect_addr(&name_of(reader.transport.local_port())).unwrap();
         stream.set_read_timeout(Some(BOUND)).unwrap();
         let mut bytes = bytes.to_vec();

@@ -53,15 +53,15 @@ fn another_block_length_or_version_is_refused_with_the_receivers_value() {
     writer.transport.register_peer(SESSION, offer);
     assert!(refusal(&mut writer).contains("block_len is 4096"));
     let mut raw = RawWriter::open(&reader);
-    raw.send(&hello(2, 4096, TOKEN));
-    assert_eq!(raw.answer(), (1, 1));
+    raw.send(&hello(1, 4096, TOKEN));
+    assert_eq!(raw.answer(), (1, 2));
     assert!(raw.is_closed_by_peer());
 }
 
 #[test]
 fn garbage_costs_only_its_own_connection() {
     let mut reader = Side::new(4096, 2);
-    let mut too_long = hello(1, 4096, b"");
+    let mut too_long = hello(2, 4096, b"");
     too_long[24..26].copy_from_slice(&u16::MAX.to_le_bytes());
     let tls = [0x16, 3, 1, 2, 0, 1, 0, 1, 0xFC, 3, 3];
     let strangers: [&[u8]; 5] = [b"GET / HTTP/1.1\r\n\r\n", b"\r\n", &tls, &[0xFF; 5000], &too_long];
@@ -71,7 +71,7 @@ fn garbage_costs_only_its_own_connection() {
         assert!(stranger.is_closed_by_peer(), "{bytes:?}");
     }
     let mut half_hello = RawWriter::open(&reader);
-    half_hello.send(&hello(1, 4096, TOKEN)[..20]);
+    half_hello.send(&hello(2, 4096, TOKEN)[..20]);
     drop(half_hello);
     assert_serves(&mut reader);
 }
@@ -120,12 +120,12 @@ fn one_session_holds_no_more_than_its_streams() {
     let mut reader = Side::with(4096, 2, &TcpConfig { max_streams_per_session: 3, ..loopback() });
     let held: Vec<RawWriter> = (0..3).map(|_| RawWriter::accepted(&mut reader)).collect();
     let mut one_more = RawWriter::open(&reader);
-    one_more.send(&hello(1, 4096, TOKEN));
+    one_more.send(&hello(2, 4096, TOKEN));
     assert_eq!(one_more.answer(), (4, 3));
     drop(held);
     eventually("the places are free again", || {
         let mut next = RawWriter::open(&reader);
-        next.send(&hello(1, 4096, TOKEN));
+        next.send(&hello(2, 4096, TOKEN));
         next.answer() == (0, 0)
     });
 }
@@ -136,7 +136,7 @@ fn hellos_and_frames_may_come_in_pieces() {
     reader.transport.expect_peer(SESSION, TOKEN);
     reader.arm(1, &[1]);
     let mut writer = RawWriter::open(&reader);
-    writer.send_in_pieces(&hello(1, 64, TOKEN));
+    writer.send_in_pieces(&hello(2, 64, TOKEN));
     assert_eq!(writer.answer(), (0, 0));
     let mut bytes = frame(7, Some(1), 64, &[1]);
     bytes.extend(0..64);

@@ -21,7 +21,8 @@ use thiserror::Error;
 use crate::protocol::config::Reach;
 use crate::protocol::ids::{BlockIndex, BlockPair, LoadToken, TransferId};
 
-pub(super) const VERSION: u32 = 1;
+/// 2: frames end in a tail; blocks may be pulled.
+pub(super) const VERSION: u32 = 2;
 /// Longest access token on the wire.
 pub(super) const MAX_TOKEN_LEN: usize = 256;
 /// Most blocks in one frame: bounds the table of destinations that a connection must hold.
@@ -551,7 +552,7 @@ mod tests {
             HelloRefusal::Token,
             HelloRefusal::TooManyStreams { limit: 16 },
             HelloRefusal::Unreachable,
-            HelloRefusal::Version { receiver: 2 },
+            HelloRefusal::Version { receiver: 3 },
             HelloRefusal::Other { code: 99 },
         ];
         let accepted = [Reach::Stream, Reach::Mapped, Reach::VmRead].map(Ok);
