@@ -61,7 +61,7 @@ fn no_descriptors_left_is_a_named_error_and_a_pause_until_there_are() {
     assert!(spent < Duration::from_millis(100), "accepting spins: {spent:?} in half a second");
 
     drop(hoard);
-    late.send(&hello(1, 4096, TOKEN));
+    late.send(&hello(2, 4096, TOKEN));
     assert_eq!(late.answer(), (0, 0), "accepted once there are descriptors");
     drop(waiting_stranger);
 }

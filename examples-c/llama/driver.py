@@ -15,7 +15,7 @@ ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive"}
 class Engine:
     """One p2pkv-llama under control. Notes since the last command are kept in `notes`."""
 
-    def __init__(self, program, model, name, *flags):
+    def __init__(self, program, model, name, *flags, environment=()):
         self.name = name
         self.notes = []
         self.process = subprocess.Popen(
@@ -24,7 +24,7 @@ class Engine:
             stdout=subprocess.PIPE,
             text=True,
             errors="replace",
-            env=ENVIRONMENT,
+            env={**ENVIRONMENT, **dict(environment)},
         )
         self._lines = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()

@@ -1,5 +1,6 @@
 """What the example must show, one function each: returns rows for the report, raises when something is wrong."""
 
+import copy
 import os
 import random
 import shutil
@@ -26,9 +27,16 @@ class Stage:
         self.model = model
         self.corpus = corpus
         self.work_dir = work_dir
+        self.environment = {}
+
+    def apart(self):
+        """The same, with engines that pull over TCP as from other hosts: long enough to be caught in the middle."""
+        other = copy.copy(self)
+        other.environment = {"P2PKV_SAME_HOST": "off"}
+        return other
 
     def engine(self, name, *flags, model=None):
-        return Engine(self.program, model or self.model, name, *flags)
+        return Engine(self.program, model or self.model, name, *flags, environment=self.environment)
 
     def producer(self, *flags):
         """Evaluates, publishes and generates: one process doing both, whose output is the reference."""
@@ -166,6 +174,7 @@ def fan_out(stage, tokens, decoders=3):
 def killed_prefiller(stage, tokens, times, seed=1):
     """kill -9 of the prefiller at a random point of a pull: the right tokens, soon. The decoder lives through all of
     it; each new prefiller has the address of the one before."""
+    stage = stage.apart()
     prompt = stage.corpus.prompt(60, tokens)
     chance = random.Random(seed)
     rows = []

@@ -96,7 +96,7 @@ class ExamplesTest(ExamplePrograms):
         other = self.path("other")
         other.write_bytes(b"another text" * 100)
         self.assert_ended(
-            self.run_example("03_fetch", "127.0.0.1", port, other), 1, ["no block of this text", "ready tcp"]
+            self.run_example("03_fetch", "127.0.0.1", port, other), 1, ["no block of this text", "ready same_host"]
         )
 
     def test_prefill_and_decode_meet_in_either_order(self) -> None:

@@ -191,7 +191,7 @@ class ExchangeTest(unittest.TestCase):
                 consumer.wait(WAIT_S)[0].check()
                 (peer,) = consumer.peers()
                 self.assertEqual(
-                    (peer.peer_id, peer.state, peer.transport), (producer.local_id, p2pkv.PeerState.READY, "tcp")
+                    (peer.peer_id, peer.state, peer.transport), (producer.local_id, p2pkv.PeerState.READY, "same_host")
                 )
                 self.assertEqual(peer.bytes_in, BLOCKS * BLOCK_LEN)
                 stats = consumer.stats()

@@ -588,7 +588,8 @@ fn source(role: &str, id: &str, peer: &str) -> String {
 /// stays free between two lives of a process.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let start = std::process::id() as u16;
+    // Processes with numbers in a row begin far from one another.
+    let start = (std::process::id().wrapping_mul(7919) % 20_000) as u16;
     let candidate = || 10_000 + start.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed)) % 20_000;
     std::iter::repeat_with(candidate)
         .take(1000)

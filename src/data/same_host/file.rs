@@ -134,7 +134,7 @@ impl SharedMemory {
     pub fn new(bytes: usize, huge: bool) -> io::Result<SharedMemory> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let flags = if huge { flags | MemfdFlags::HUGETLB } else { flags };
-        let page = if huge { huge_page_bytes()? } else { rustix::param::page_size() };
+        let page = if huge { huge_page_bytes()? } else { page_bytes() };
         let mapped = bytes.checked_next_multiple_of(page).ok_or(io::ErrorKind::InvalidInput)?;
         let file = memfd_create("p2pkv-region", flags)?;
         ftruncate(&file, mapped as u64)?;
@@ -164,6 +164,11 @@ impl Drop for SharedMemory {
             log::error!("a region of {} bytes stays mapped: {error}", self.mapped);
         }
     }
+}
+
+fn page_bytes() -> usize {
+    // SAFETY: sysconf has no precondition.
+    usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }).unwrap_or(4096)
 }
 
 /// The system's default size of huge pages.
