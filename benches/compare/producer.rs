@@ -12,6 +12,8 @@ use crate::sample::Samples;
 use crate::shape::Shape;
 
 const ROLE: &str = "--producer";
+/// What `statm` counts in, on x86-64 and most others.
+const PAGE: usize = 4096;
 const TELL_CPU_TIME: &str = "cpu";
 const TELL_WAY: &str = "way";
 const TELL_RESIDENT_BYTES: &str = "resident";
@@ -55,7 +57,7 @@ pub fn serve(shape: Shape) {
 fn resident_bytes() -> usize {
     let pages = std::fs::read_to_string("/proc/self/statm").unwrap();
     let resident: usize = pages.split(' ').nth(1).unwrap().parse().unwrap();
-    resident * rustix::param::page_size()
+    resident * PAGE
 }
 
 /// Median nanoseconds of one that finds nothing.
