@@ -122,8 +122,8 @@ pub enum DataEvent {
 
 /// One way to move blocks.
 ///
-/// Every transfer that was posted ends in exactly one `TransferDone`, `TransferFailed` or `TransferUnwanted`, also after `cancel` and
-/// `drop_peer`, and until then its local blocks may be read.
+/// Every transfer that was posted ends in exactly one `TransferDone`, `TransferFailed` or `TransferUnwanted`, also after
+/// `cancel` and `drop_peer`, and until then its local blocks may be read.
 pub trait DataTransport: Send {
     fn kind(&self) -> TransportKind;
 
