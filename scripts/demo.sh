@@ -24,7 +24,7 @@ for _ in $(seq 100); do
 done
 
 echo "02_serve (process $serve): $(head -n 1 "$log")"
-echo "03_fetch: pulls them over TCP and checks every byte"
+echo "03_fetch: pulls them and checks every byte"
 "$programs/03_fetch" 127.0.0.1 "$port" "$text"
 
 kill -TERM "$serve"
