@@ -98,6 +98,8 @@ struct Load {
     blocks: Vec<BlockIndex>,
     /// Its fetch is at a peer that writes unfenced: counted in the context.
     exposed: bool,
+    /// Its fetch closes a lookup of the peer's, once it is sent.
+    closes_lookup: bool,
     state: LoadState,
     deadline: Timestamp,
 }
@@ -314,7 +316,7 @@ impl ClientRole {
         let request = self.request(cx, new.kv_request_id);
         let round = request.round;
         request.round = round.next();
-        request.peer_lookup_open = false;
+        let closes_lookup = std::mem::take(&mut request.peer_lookup_open);
         request.forget_round(cx, session, new.kv_request_id);
         let fetch = Fetch {
             kv_request_id: new.kv_request_id.clone(),
@@ -324,7 +326,8 @@ impl ClientRole {
             load_token: Some(token.0),
         };
         let state = LoadState::Queued;
-        let load = Load { job: new.job, token, blocks: new.blocks, exposed: false, state, deadline };
+        let (job, blocks) = (new.job, new.blocks);
+        let load = Load { job, token, blocks, exposed: false, closes_lookup, state, deadline };
         request.loads.insert(round, load);
         cx.loads.insert(token, (session, new.kv_request_id.clone(), round));
         cx.timers.set(deadline, TimerKey::Load(session, new.kv_request_id.clone(), round));
@@ -425,6 +428,17 @@ impl ClientRole {
         true
     }
 
+    /// The peer hears of the end of the id before anything else of it: no name of it is taken any more.
+    fn forget_landed(&mut self, cx: &mut Context, id: &KvRequestId) {
+        let session = self.session;
+        self.landed.retain(|(landed_id, round), landed| {
+            if landed_id == id {
+                cx.timers.cancel(landed.deadline, TimerKey::Load(session, id.clone(), *round));
+            }
+            landed_id != id
+        });
+    }
+
     pub fn on_abort_ack(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, fenced: bool) {
         let session = self.session;
         let Some(load) = self.load_mut(id, round) else {
@@ -517,7 +531,11 @@ impl ClientRole {
             LoadState::Queued => {
                 cancel_load_timer(cx, session, id, round, load);
                 load.state = LoadState::Closing { cause };
+                let closes_lookup = load.closes_lookup;
                 self.report(cx, id, round, JobFlags::default());
+                if let Some(request) = self.requests.get_mut(id) {
+                    request.peer_lookup_open |= closes_lookup;
+                }
             }
             LoadState::Fetching => {
                 cancel_load_timer(cx, session, id, round, load);
@@ -617,7 +635,8 @@ impl ClientRole {
         let Some(request) = self.requests.get_mut(id) else { return };
         request.finished = true;
         request.forget_round(cx, session, id);
-        let owes_end = std::mem::take(&mut request.peer_lookup_open);
+        let unsent = |load: &Load| load.state == LoadState::Queued && load.closes_lookup;
+        let owes_end = std::mem::take(&mut request.peer_lookup_open) || request.loads.values().any(unsent);
         let next_round = request.round;
         let rounds: Vec<RoundSeq> = request.loads.keys().copied().collect();
         for round in rounds {
@@ -633,6 +652,7 @@ impl ClientRole {
                 load_token: None,
             };
             cx.say(session, Message::Fetch(end));
+            self.forget_landed(cx, id);
         }
         if self.requests.get(id).is_some_and(|request| request.loads.is_empty()) {
             self.requests.remove(id);

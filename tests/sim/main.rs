@@ -46,6 +46,17 @@ fn every_seed_keeps_every_invariant() {
     }
 }
 
+/// Seeds that have failed once, by what they found.
+#[test]
+fn seeds_that_failed_once_hold() {
+    // A load that waited for the name of one that had landed was given up: the peer kept its lookup's pins.
+    for seed in [85_156] {
+        if let Some(violation) = run(options(seed)).violation {
+            panic!("{}", explain(&Failure { seed, violation }));
+        }
+    }
+}
+
 /// For a failing seed; without `P2PKV_SIM_SEED` it runs the first.
 #[test]
 fn one_seed() {
