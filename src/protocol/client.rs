@@ -18,6 +18,8 @@
 //! Where the data plane knows that all blocks are in, the load is reported at once and leaves its name in `landed` until
 //! the peer's `transfer_done`: a `fetch` of the same name must not reach the peer before it knows so too.
 
+mod landed;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::ops::Range;
 use std::time::Duration;
@@ -32,6 +34,8 @@ use super::mutation::{self, Mutation};
 use super::output::Output;
 use super::timer::Timestamp;
 
+use landed::LandedLoads;
+
 #[derive(Debug)]
 pub struct ClientRole {
     session: SessionId,
@@ -40,17 +44,9 @@ pub struct ClientRole {
     never_answered: bool,
     /// Ids with keys that the next flush has to send.
     unflushed: Vec<KvRequestId>,
-    landed: BTreeMap<(KvRequestId, RoundSeq), Landed>,
+    landed: LandedLoads,
     loads_live: usize,
     bytes_in: u64,
-}
-
-/// A load that is over here and, for all we know, not yet at the peer.
-#[derive(Debug)]
-struct Landed {
-    deadline: Timestamp,
-    /// The `fetch` of the next load of this name.
-    next: Option<Fetch>,
 }
 
 /// One `kv_request_id` that is pulled from this peer.
@@ -138,7 +134,7 @@ impl ClientRole {
             requests: BTreeMap::new(),
             never_answered: false,
             unflushed: Vec::new(),
-            landed: BTreeMap::new(),
+            landed: LandedLoads::new(session),
             loads_live: 0,
             bytes_in: 0,
         }
@@ -332,10 +328,7 @@ impl ClientRole {
         cx.loads.insert(token, (session, new.kv_request_id.clone(), round));
         cx.timers.set(deadline, TimerKey::Load(session, new.kv_request_id.clone(), round));
         self.loads_live += 1;
-        match self.landed.get_mut(&(new.kv_request_id.clone(), round)) {
-            Some(landed) => landed.next = Some(fetch),
-            None => cx.say(session, Message::Fetch(fetch)),
-        }
+        self.landed.send_after(cx, fetch);
     }
 
     /// The answer to the oldest unanswered lookup with exactly these keys. Anything else is junk and changes nothing.
@@ -379,7 +372,7 @@ impl ClientRole {
             Some(latest) if mutation::is(Mutation::TakesDoneForAnyRound) => *latest,
             _ => round,
         };
-        if self.end_landed(cx, id, round) {
+        if self.landed.end(cx, id, round) {
             return;
         }
         let Some(load) = self.load_mut(id, round) else {
@@ -407,36 +400,13 @@ impl ClientRole {
 
     /// The data plane has taken in all blocks of the load, and closed them.
     pub fn on_landed(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
-        let session = self.session;
         let Some(load) = self.load_mut(id, round).filter(|load| load.state == LoadState::Fetching) else {
             return;
         };
         let deadline = load.deadline;
         load.state = LoadState::Closing { cause: Cause::new(Outcome::Done, "") };
         self.report(cx, id, round, JobFlags::default());
-        cx.timers.set(deadline, TimerKey::Load(session, id.clone(), round));
-        self.landed.insert((id.clone(), round), Landed { deadline, next: None });
-    }
-
-    /// The peer is done with a load that has landed: its name may be used again. False if there is none of that name.
-    fn end_landed(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) -> bool {
-        let Some(landed) = self.landed.remove(&(id.clone(), round)) else { return false };
-        cx.timers.cancel(landed.deadline, TimerKey::Load(self.session, id.clone(), round));
-        if let Some(fetch) = landed.next {
-            cx.say(self.session, Message::Fetch(fetch));
-        }
-        true
-    }
-
-    /// The peer hears of the end of the id before anything else of it: no name of it is taken any more.
-    fn forget_landed(&mut self, cx: &mut Context, id: &KvRequestId) {
-        let session = self.session;
-        self.landed.retain(|(landed_id, round), landed| {
-            if landed_id == id {
-                cx.timers.cancel(landed.deadline, TimerKey::Load(session, id.clone(), *round));
-            }
-            landed_id != id
-        });
+        self.landed.add(cx, id, round, deadline);
     }
 
     pub fn on_abort_ack(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, fenced: bool) {
@@ -570,12 +540,9 @@ impl ClientRole {
     }
 
     pub fn on_load_deadline(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, fenced: bool) {
+        self.landed.end_if_due(cx, id, round);
         let now = cx.now;
-        let is_due = |deadline: Timestamp| deadline <= now;
-        if self.landed.get(&(id.clone(), round)).is_some_and(|landed| is_due(landed.deadline)) {
-            self.end_landed(cx, id, round);
-        }
-        if self.load_mut(id, round).is_some_and(|load| is_due(load.deadline)) {
+        if self.load_mut(id, round).is_some_and(|load| load.deadline <= now) {
             let cause = Cause::new(Outcome::TimedOut, "the load did not finish within its deadline");
             self.abort(cx, id, round, cause, fenced);
         }
@@ -652,7 +619,7 @@ impl ClientRole {
                 load_token: None,
             };
             cx.say(session, Message::Fetch(end));
-            self.forget_landed(cx, id);
+            self.landed.forget_id(cx, id);
         }
         if self.requests.get(id).is_some_and(|request| request.loads.is_empty()) {
             self.requests.remove(id);
@@ -663,9 +630,7 @@ impl ClientRole {
     pub fn on_session_death(&mut self, cx: &mut Context, cause: &Cause, fenced: bool) {
         let session = self.session;
         self.unflushed.clear();
-        for ((id, round), landed) in std::mem::take(&mut self.landed) {
-            cx.timers.cancel(landed.deadline, TimerKey::Load(session, id, round));
-        }
+        self.landed.forget_all(cx);
         let mut live: Vec<(KvRequestId, RoundSeq)> = Vec::new();
         for (id, request) in &mut self.requests {
             request.finished = true;

@@ -49,7 +49,6 @@ pub struct ServeQuestion {
     pub keys: KeyBatch,
 }
 
-/// What the engine said: a state for each key, and the blocks it pinned for those that are hits.
 /// Blocks that one job of the engine pins: one entry for each of its hits, `None` = a miss after all.
 #[derive(Clone, Debug)]
 pub struct PinnedHits {
@@ -58,6 +57,7 @@ pub struct PinnedHits {
     pub blocks: Vec<Option<BlockIndex>>,
 }
 
+/// What the engine said: a state for each key, and the blocks it pinned for those that are hits.
 #[derive(Clone, Debug)]
 pub struct ServeAnswer {
     pub states: Vec<LookupState>,
