@@ -334,7 +334,7 @@ impl ClientRole {
     /// The answer to the oldest unanswered lookup with exactly these keys. Anything else is junk and changes nothing.
     pub fn on_lookup_resp(&mut self, cx: &mut Context, resp: &LookupResp) {
         let matched = self.requests.get_mut(&resp.kv_request_id).and_then(|request| {
-            let is_asked = |sent: &SentLookup| request.asked.keys().part_is(sent.keys.clone(), &resp.keys);
+            let is_asked = |sent: &SentLookup| request.asked.keys().part_is(&sent.keys, &resp.keys);
             let position = request.awaiting.iter().position(is_asked)?;
             let answered = request.awaiting.remove(position)?;
             Some((request, answered))
@@ -750,10 +750,10 @@ fn split_to_messages(keys: KeyBatch, cx: &Context) -> Vec<KeyBatch> {
     // Type, field names, id and headers; and at most 5 bytes of header for each key.
     let overhead = 256 + cx.config.limits.id_len;
     let room = cx.config.limits.message_bytes.saturating_sub(overhead).max(1);
-    let size = |key: &[u8]| key.len() + 5;
-    if keys.len() <= cx.config.limits.keys_per_message && keys.iter().map(size).sum::<usize>() <= room {
+    if keys.len() <= cx.config.limits.keys_per_message && keys.bytes() <= room {
         return vec![keys];
     }
+    let size = |key: &[u8]| key.len() + 5;
     let mut parts = Vec::new();
     let mut part = KeyBatch::new();
     let mut used = 0;

@@ -25,6 +25,7 @@ pub struct Directory {
 
 #[derive(Debug)]
 struct Slot {
+    /// Without a byte in a free slot.
     key: Key,
     block: BlockIndex,
     pins: u32,
@@ -135,13 +136,31 @@ impl Directory {
         let Directory { hasher, slots, free, numbers, .. } = self;
         let hash = KeyHash::new(hasher, key);
         if let Ok(entry) = numbers.find_entry(hash.0, |slot| is_key(slots, *slot, key)) {
-            free.push(entry.remove().0);
+            let number = entry.remove().0;
+            if let Some(slot) = slots.get_mut(number as usize) {
+                slot.key = Key::default();
+            }
+            free.push(number);
         }
     }
 
     /// Holds the key's block, if it is published, until [`Self::unpin`].
     pub fn pin(&mut self, hash: KeyHash, key: &[u8]) -> Option<(BlockIndex, Pin)> {
-        let number = self.find(hash, key)?;
+        self.hold(self.find(hash, key)?)
+    }
+
+    /// As [`Self::pin`], with the slot behind that of `last` looked at first: keys are mostly asked for in the order in
+    /// which they were published, and then none needs to be hashed.
+    pub fn pin_next(&mut self, last: Option<&Pin>, key: &[u8]) -> Option<(BlockIndex, Pin)> {
+        let next = last.and_then(|last| last.slot.checked_add(1));
+        let number = match next.filter(|next| is_key(&self.slots, *next, key)) {
+            Some(next) => next,
+            None => self.find(KeyHash::new(&self.hasher, key), key)?,
+        };
+        self.hold(number)
+    }
+
+    fn hold(&mut self, number: u32) -> Option<(BlockIndex, Pin)> {
         let slot = self.slots.get_mut(number as usize)?;
         if slot.pins == 0 {
             self.pinned += 1;
@@ -162,6 +181,7 @@ impl Directory {
     }
 }
 
+/// No key that is asked for is empty, so no free slot is it.
 fn is_key(slots: &[Slot], number: u32, key: &[u8]) -> bool {
     slots.get(number as usize).is_some_and(|slot| slot.key.as_bytes() == key)
 }
@@ -208,6 +228,22 @@ mod tests {
         assert!(directory.unpublish(keys(b"ab"), &mut states));
         assert_eq!(states, [UnpublishState::NotFound; 2]);
         assert_eq!(directory.pinned(), 0);
+    }
+
+    #[test]
+    fn the_next_slot_is_taken_only_if_it_is_the_keys() {
+        let mut directory = Directory::new(FixedState::with_seed(1));
+        let blocks: Vec<BlockIndex> = (0..4).map(BlockIndex).collect();
+        directory.publish(keys(b"abcd"), &blocks).unwrap();
+        let (_, first) = directory.pin_next(None, b"a").unwrap();
+        let (block, second) = directory.pin_next(Some(&first), b"b").unwrap();
+        assert_eq!((block, second.slot), (BlockIndex(1), first.slot + 1));
+        let (block, third) = directory.pin_next(Some(&second), b"d").unwrap();
+        assert_eq!(block, BlockIndex(3), "the one behind is another's");
+        assert_eq!(directory.pin_next(Some(&third), b"e"), None, "there is none behind");
+        assert!(directory.unpublish(keys(b"c"), &mut [UnpublishState::NotFound]));
+        assert_eq!(directory.pin_next(Some(&second), b"c"), None, "the one behind is free");
+        assert_eq!(directory.pinned(), 3);
     }
 
     #[test]

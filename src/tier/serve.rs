@@ -105,7 +105,9 @@ fn ask(ops: &dyn ServeOps, work: &ServeWork) -> ServeAnswer {
         ops.new_request(question.serve, question.kv_request_id.as_str(), work.peer.as_str());
     }
     let mut answer = ServeAnswer { states: Vec::with_capacity(question.keys.len()), pinned: Vec::new() };
-    for keys in question.keys.runs() {
+    for run in question.keys.runs() {
+        // A key without bytes comes from nowhere: no message may have one.
+        let Some(keys) = run.view() else { continue };
         let mut states = vec![LookupState::Miss; keys.len()];
         ops.lookup(question.serve, keys, &mut states);
         let hits: KeyBatch = keys
@@ -115,7 +117,7 @@ fn ask(ops: &dyn ServeOps, work: &ServeWork) -> ServeAnswer {
             .map(|(key, _)| key)
             .collect();
         for hits in hits.runs() {
-            answer.pinned.push(pin(ops, work, hits));
+            answer.pinned.extend(hits.view().map(|hits| pin(ops, work, hits)));
         }
         answer.states.append(&mut states);
     }

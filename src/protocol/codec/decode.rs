@@ -249,11 +249,15 @@ impl<'a> Form<'_, 'a> {
     }
 
     fn keys(&self, mut elements: Elements<'a>) -> Reading<KeyBatch> {
-        let bytes = elements.bytes_left();
+        let lengths = 1..=self.limits.key_len;
+        if let Some(keys) = KeyBatch::from_elements(elements.left(), elements.len(), &lengths) {
+            return Ok(keys);
+        }
+        let bytes = elements.left().len();
         let mut keys = KeyBatch::with_capacity(elements.len().min(bytes / LEAST_KEY_BYTES), bytes);
         for _ in 0..elements.len() {
             let taken = elements.next(|token| {
-                let key = token.bin(1..=self.limits.key_len)?;
+                let key = token.bin(lengths.clone())?;
                 Ok(keys.push(key))
             })?;
             if !taken {

@@ -119,7 +119,8 @@ fn put_round(map: &mut MapWriter, dialect: Dialect, round: RoundSeq) {
 }
 
 fn put_keys(writer: &mut Writer, keys: &KeyBatch) {
-    writer.array(keys.iter(), |writer, key| writer.bin(key));
+    writer.array_len(keys.len());
+    writer.out.as_mut_vec().extend_from_slice(keys.elements());
 }
 
 fn optional_text(map: &mut MapWriter, name: &str, text: Option<&str>) {
@@ -150,10 +151,14 @@ impl Writer {
     }
 
     fn array<T>(&mut self, items: impl ExactSizeIterator<Item = T>, write: impl Fn(&mut Self, T)) {
-        // A message this long could not be sent: limits are far below.
-        let len = u32::try_from(items.len()).unwrap_or(u32::MAX);
-        done(encode::write_array_len(&mut self.out, len));
+        self.array_len(items.len());
         items.for_each(|item| write(self, item));
+    }
+
+    fn array_len(&mut self, len: usize) {
+        // A message this long could not be sent: limits are far below.
+        let len = u32::try_from(len).unwrap_or(u32::MAX);
+        done(encode::write_array_len(&mut self.out, len));
     }
 
     /// A map of at most 15 entries, which is more than any here has. Its header is set once they are counted.

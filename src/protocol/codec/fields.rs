@@ -108,8 +108,8 @@ impl<'a> Elements<'a> {
     }
 
     /// The bytes in which the elements still to come lie.
-    pub fn bytes_left(&self) -> usize {
-        self.reader.left()
+    pub fn left(&self) -> &'a [u8] {
+        self.reader.rest()
     }
 
     /// Reads the next one as what `take` wants.

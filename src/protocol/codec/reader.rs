@@ -7,6 +7,8 @@ use rmp::Marker;
 use rmp::decode::{RmpRead, ValueReadError, read_marker};
 use smallvec::SmallVec;
 
+use crate::protocol::keys::count_alike;
+
 /// A value read, or what was expected and what came instead.
 pub(super) type Reading<T> = Result<T, String>;
 
@@ -101,6 +103,11 @@ impl<'a> Reader<'a> {
         self.rest.len()
     }
 
+    /// What is still to be read.
+    pub fn rest(&self) -> &'a [u8] {
+        self.rest
+    }
+
     #[inline]
     pub fn token(&mut self) -> Reading<Token<'a>> {
         match self.short_value() {
@@ -191,6 +198,7 @@ impl<'a> Reader<'a> {
                     None => return Ok(()),
                 }
             }
+            pending -= self.skip_alike(pending - 1);
             while pending > 1 && self.short_value().is_some() {
                 pending -= 1;
             }
@@ -210,6 +218,13 @@ impl<'a> Reader<'a> {
             around.push(pending);
             pending = inside;
         }
+    }
+
+    /// Passes over neighbours that are bins of one length, as keys mostly are, and tells their number.
+    fn skip_alike(&mut self, max: usize) -> usize {
+        let (alike, len) = count_alike(self.rest, max);
+        self.rest = self.rest.get(alike * (2 + len)..).unwrap_or_default();
+        alike
     }
 
     fn len8(&mut self) -> Reading<usize> {

@@ -82,9 +82,8 @@ impl ServerRole {
         if open {
             round.expect_keys(cx, &lookup.keys);
         }
-        let mut no_pairs = Vec::new();
         for key in lookup.keys.iter() {
-            let hit = open && round.supply_from_directory(cx, (session, &name), key, &mut no_pairs);
+            let hit = open && round.pin_looked_up(cx, key);
             unsettled |= !hit && engine_serves;
             answers.push((hit || !engine_serves).then_some(hit));
         }

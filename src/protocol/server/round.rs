@@ -17,6 +17,7 @@ use hashbrown::hash_map::EntryRef;
 use smallvec::SmallVec;
 
 use crate::protocol::context::{Cause, Context, TimerKey};
+use crate::protocol::directory::Pin;
 use crate::protocol::ids::{BlockIndex, BlockPair, JobId, KvRequestId, RoundSeq, SessionId, TransferId};
 use crate::protocol::job::{JobFlags, Outcome};
 use crate::protocol::keys::{Key, KeyBatch};
@@ -72,6 +73,8 @@ pub struct Round {
     /// The first deadline of its stores: all of them end with the round.
     store_deadline: Option<Timestamp>,
     supply: Supply,
+    /// Of published blocks that were found for the fetch itself, where no lookup had pinned them.
+    pins: Vec<Pin>,
     /// Keys asked for and not met yet.
     unmet: HashMap<Key, SmallVec<[BlockIndex; 1]>, FixedState>,
     demanded: Option<Demand>,
@@ -101,6 +104,7 @@ impl Round {
             jobs: SmallVec::new(),
             store_deadline: None,
             supply: Supply::new(cx.hasher()),
+            pins: Vec::new(),
             unmet: HashMap::with_hasher(cx.hasher()),
             demanded: None,
             transfers: SmallVec::new(),
@@ -164,33 +168,42 @@ impl Round {
         }
     }
 
-    /// Pins the key's published block for this round, if there is one; demand that waits for it is met.
+    /// A lookup names the key: its published block is pinned, for the fetch to find. False if there is none.
+    pub fn pin_looked_up(&mut self, cx: &mut Context, key: &[u8]) -> bool {
+        let hash = self.supply.hash(key);
+        if self.supply.find(hash, key).is_some() {
+            return true;
+        }
+        let Some((block, pin)) = cx.directory.pin(hash, key) else { return false };
+        match self.supply.add(hash, key, block, Source::Directory(pin)) {
+            Ok(()) => true,
+            Err(Source::Directory(pin)) => {
+                cx.directory.unpin(pin);
+                false
+            }
+            Err(Source::Job(_)) => false,
+        }
+    }
+
+    /// The key was published: demand that waits for it is met.
     pub fn supply_from_directory(
         &mut self,
         cx: &mut Context,
         named: Named<'_>,
         key: &[u8],
         pairs: &mut Vec<BlockPair>,
-    ) -> bool {
-        let Some(block) = self.pin(cx, key) else { return false };
-        self.meet(cx, named, key, block, pairs);
-        true
+    ) {
+        let is_wanted = self.unmet.contains_key(key);
+        if is_wanted && let Some(block) = self.pin_for_demand(cx, key) {
+            self.meet(cx, named, key, block, pairs);
+        }
     }
 
-    fn pin(&mut self, cx: &mut Context, key: &[u8]) -> Option<BlockIndex> {
-        let hash = self.supply.hash(key);
-        if let Some((block, _)) = self.supply.find(hash, key) {
-            return Some(*block);
-        }
-        let (block, pin) = cx.directory.pin(hash, key)?;
-        match self.supply.add(hash, key, block, Source::Directory(pin)) {
-            Ok(block) => Some(block),
-            Err(Source::Directory(pin)) => {
-                cx.directory.unpin(pin);
-                None
-            }
-            Err(Source::Job(_)) => None,
-        }
+    /// Nobody asks for the block by its key again: the pin alone is kept.
+    fn pin_for_demand(&mut self, cx: &mut Context, key: &[u8]) -> Option<BlockIndex> {
+        let (block, pin) = cx.directory.pin_next(self.pins.last(), key)?;
+        self.pins.push(pin);
+        Some(block)
     }
 
     /// Makes room for as many of these keys as the directory can have.
@@ -227,7 +240,6 @@ impl Round {
     ) {
         self.demanded = Some(Demand { remaining: blocks.len() });
         self.load_token = fetch.load_token;
-        let from_lookup = self.from_lookup;
         let turned: Vec<BlockIndex>;
         let blocks = if mutation::is(Mutation::PairsWrongly) {
             turned = blocks.iter().rev().copied().collect();
@@ -235,22 +247,29 @@ impl Round {
         } else {
             blocks
         };
+        if !self.from_lookup {
+            self.pins.reserve(blocks.len().min(cx.directory.len()));
+        }
         for (key, remote) in fetch.keys.iter().zip(blocks) {
-            let local = match self.supply.find(self.supply.hash(key), key) {
-                Some((block, Source::Job(owner))) => {
-                    let (block, owner) = (*block, *owner);
-                    self.credit(owner, 1);
-                    Some(block)
-                }
-                Some((block, Source::Directory(_))) => Some(*block),
-                None if from_lookup => None,
-                None => self.pin(cx, key),
-            };
-            match local {
+            match self.local_block(cx, key) {
                 Some(local) => pairs.push(BlockPair { local, remote: *remote }),
                 None => self.want(cx, named, key, *remote),
             }
         }
+    }
+
+    /// What the round can serve under the key now.
+    fn local_block(&mut self, cx: &mut Context, key: &[u8]) -> Option<BlockIndex> {
+        if !self.supply.is_empty()
+            && let Some((block, source)) = self.supply.find(self.supply.hash(key), key)
+        {
+            let block = *block;
+            if let Source::Job(owner) = *source {
+                self.credit(owner, 1);
+            }
+            return Some(block);
+        }
+        if self.from_lookup { None } else { self.pin_for_demand(cx, key) }
     }
 
     fn want(&mut self, cx: &mut Context, named: Named<'_>, key: &[u8], remote: BlockIndex) {
@@ -361,7 +380,8 @@ impl Round {
 
     fn release_supply(&mut self, cx: &mut Context) {
         let leaks = mutation::is(Mutation::LeaksLookupPins) && self.from_lookup;
-        self.supply.take_pins().filter(|_| !leaks).for_each(|pin| cx.directory.unpin(pin));
+        let pins = self.supply.take_pins().chain(std::mem::take(&mut self.pins));
+        pins.filter(|_| !leaks).for_each(|pin| cx.directory.unpin(pin));
     }
 
     fn is_looked_up_only(&self) -> bool {

@@ -26,6 +26,10 @@ impl Supply {
         Supply { keys: KeyTable::new(hasher), blocks: Vec::new() }
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.blocks.is_empty()
+    }
+
     pub fn hash(&self, key: &[u8]) -> KeyHash {
         self.keys.hash(key)
     }
@@ -35,18 +39,12 @@ impl Supply {
     }
 
     /// Adds a key that is not there yet. If there is no room, gives back what was to be added.
-    pub fn add(
-        &mut self,
-        new: KeyHash,
-        key: &[u8],
-        block: BlockIndex,
-        source: Source,
-    ) -> Result<BlockIndex, Source> {
+    pub fn add(&mut self, new: KeyHash, key: &[u8], block: BlockIndex, source: Source) -> Result<(), Source> {
         if !self.keys.add(new, key) {
             return Err(source);
         }
         self.blocks.push((block, source));
-        Ok(block)
+        Ok(())
     }
 
     pub fn reserve(&mut self, keys: usize, bytes: usize) {
