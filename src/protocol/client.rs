@@ -316,7 +316,7 @@ impl ClientRole {
         request.forget_round(cx, session, new.kv_request_id);
         let fetch = Fetch {
             kv_request_id: new.kv_request_id.clone(),
-            keys: KeyBatch::from(new.keys),
+            keys: cx.batch(new.keys),
             block_indexes: new.blocks.iter().map(|block| u64::from(block.0)).collect(),
             round_seq: round,
             load_token: Some(token.0),

@@ -12,7 +12,7 @@ use super::config::CoreConfig;
 use super::directory::Directory;
 use super::ids::{JobId, KvRequestId, LoadToken, RoundSeq, ServeId, SessionId, TransferId};
 use super::job::{JobFlags, JobKind, JobResult, Outcome, Stats};
-use super::keys::Key;
+use super::keys::{Key, KeyBatch, KeysView};
 use super::message::Message;
 use super::mutation::{self, Mutation};
 use super::output::Output;
@@ -35,6 +35,9 @@ pub enum TimerKey {
     Round(SessionId, KvRequestId, RoundSeq),
     Serve(ServeId),
 }
+
+/// Of the keys of one message; enough for some 27,000 of vLLM's.
+const MOST_SPARE_BYTES: usize = 1 << 20;
 
 /// Why something ended, and what that means for the jobs it takes along.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,6 +141,8 @@ pub struct Context {
     pub transfers: HashMap<TransferId, RoundName, FixedState>,
     /// Which rounds still want a key: asked whenever something is published.
     pub wanted: HashMap<Key, Waiters, FixedState>,
+    /// Without a key; its memory is used for the next message's.
+    spare_keys: KeyBatch,
     last_load: u64,
     last_serve: u64,
     last_transfer: u64,
@@ -163,6 +168,7 @@ impl Context {
             timers: Timers::default(),
             transfers: HashMap::with_hasher(hasher()),
             wanted: HashMap::with_hasher(hasher()),
+            spare_keys: KeyBatch::new(),
             last_load: 0,
             last_serve: 0,
             last_transfer: 0,
@@ -191,6 +197,22 @@ impl Context {
     pub fn new_transfer_id(&mut self) -> TransferId {
         self.last_transfer += 1;
         TransferId(self.last_transfer)
+    }
+
+    /// Keys of the engine for a message, in memory that an earlier one has left.
+    pub fn batch(&mut self, keys: KeysView<'_>) -> KeyBatch {
+        let mut batch = std::mem::take(&mut self.spare_keys);
+        batch.reserve(keys.len(), keys.as_bytes().len());
+        batch.extend(keys.iter());
+        batch
+    }
+
+    /// Keeps the memory of a message's keys that has been sent, unless it is much.
+    pub fn keep_memory(&mut self, mut keys: KeyBatch) {
+        if (self.spare_keys.capacity() + 1..=MOST_SPARE_BYTES).contains(&keys.capacity()) {
+            keys.clear();
+            self.spare_keys = keys;
+        }
     }
 
     /// Gives a message to its session, which sends it or keeps it until it may.

@@ -213,6 +213,12 @@ impl KeyBatch {
         self.elements.len()
     }
 
+    /// Bytes that fit without another allocation.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.elements.capacity()
+    }
+
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0

@@ -17,6 +17,7 @@ use super::config::CoreConfig;
 use super::context::{Cause, Context, RoundName, TimerKey};
 use super::ids::{KvRequestId, LoadToken, PeerId, RequestId, SessionId, TransferId};
 use super::job::{OffloadPolicy, Outcome, PeerState, Stats};
+use super::message::{Fetch, Lookup, LookupResp, Message};
 use super::mutation::{self, Mutation};
 use super::output::Output;
 use super::params::Roles;
@@ -110,6 +111,16 @@ impl Manager {
     /// The next thing to do, oldest first.
     pub fn poll_output(&mut self) -> Option<Output> {
         self.cx.outputs.pop_front()
+    }
+
+    /// A message was sent. Without this call all is the same, with more work for the allocator.
+    pub fn was_sent(&mut self, message: Message) {
+        match message {
+            Message::Fetch(Fetch { keys, .. })
+            | Message::Lookup(Lookup { keys, .. })
+            | Message::LookupResp(LookupResp { keys, .. }) => self.cx.keep_memory(keys),
+            _ => {}
+        }
     }
 
     #[must_use]

@@ -520,12 +520,14 @@ impl Session {
 
     /// The block indexes of a fetch, checked against the region that the peer described.
     pub fn check_blocks(&self, fetch: &Fetch) -> Result<Vec<BlockIndex>, Cause> {
+        // What lies outside of 32 bits lies outside of every region.
         let num_blocks = self.connect.as_ref().map_or(0, |connect| connect.num_blocks);
-        let check = |index: &u64| match u32::try_from(*index) {
-            Ok(block) if *index < num_blocks => Ok(BlockIndex(block)),
-            _ => Err(violation(&format!("fetch names block {index} of a region of {num_blocks} blocks"))),
-        };
-        fetch.block_indexes.iter().map(check).collect()
+        let end = num_blocks.min(u64::from(u32::MAX) + 1);
+        if let Some(index) = fetch.block_indexes.iter().find(|index| **index >= end) {
+            return Err(violation(&format!("fetch names block {index} of a region of {num_blocks} blocks")));
+        }
+        let narrow = |index: &u64| BlockIndex(u32::try_from(*index).unwrap_or(u32::MAX));
+        Ok(fetch.block_indexes.iter().map(narrow).collect())
     }
 
     /// A legacy peer names no rounds: an answer means its one live load.

@@ -158,7 +158,10 @@ impl Core {
                     }
                 }
                 Output::RegisterPeer { session, registration } => self.register(now, session, registration),
-                Output::Send { session, message, dialect } => self.send(session, &message, dialect),
+                Output::Send { session, message, dialect } => {
+                    self.send(session, &message, dialect);
+                    self.manager.was_sent(message);
+                }
                 Output::Write { session, transfer, load, blocks } => match self.route(session) {
                     Some(transport) => transport.write(session, transfer, load, &blocks),
                     None => self.manager.handle_transfer_failed(

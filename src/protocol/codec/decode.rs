@@ -127,7 +127,7 @@ impl<'a> Form<'_, 'a> {
         Ok(Fetch {
             kv_request_id: self.kv_request_id()?,
             keys: self.keys(keys)?,
-            block_indexes: all(indexes, Token::unsigned)?,
+            block_indexes: indexes.unsigned()?,
             round_seq: self.round_seq()?,
             load_token: load_token.map(|value| value.read(Token::unsigned)).transpose()?,
         })

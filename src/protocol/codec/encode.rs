@@ -81,7 +81,7 @@ fn put_fetch(map: &mut MapWriter, dialect: Dialect, fetch: &Fetch) {
         }),
         &fetch.keys,
     );
-    map.key("block_indexes").array(fetch.block_indexes.iter(), |writer, &index| writer.unsigned(index));
+    map.key("block_indexes").unsigned_array(&fetch.block_indexes);
     put_round(map, dialect, fetch.round_seq);
     if let (Some(token), Dialect::Current) = (fetch.load_token, dialect) {
         map.key("p2pkv_load").unsigned(token);
@@ -129,6 +129,9 @@ fn optional_text(map: &mut MapWriter, name: &str, text: Option<&str>) {
     }
 }
 
+/// The marker before an integer of two bytes.
+const U16: u8 = 0xcd;
+
 struct Writer {
     out: ByteBuf,
 }
@@ -144,6 +147,18 @@ impl Writer {
 
     fn unsigned(&mut self, value: u64) {
         done(encode::write_uint(&mut self.out, value));
+    }
+
+    fn unsigned_array(&mut self, values: &[u64]) {
+        self.array_len(values.len());
+        self.out.as_mut_vec().reserve(3 * values.len());
+        for value in values {
+            match u16::try_from(*value).map(u16::to_be_bytes) {
+                Ok([0, low @ 0..=0x7f]) => self.out.as_mut_vec().push(low),
+                Ok([high @ 1..=0xff, low]) => self.out.as_mut_vec().extend_from_slice(&[U16, high, low]),
+                _ => self.unsigned(*value),
+            }
+        }
     }
 
     fn boolean(&mut self, value: bool) {

@@ -112,6 +112,21 @@ impl<'a> Elements<'a> {
         self.reader.rest()
     }
 
+    /// Reads all of them as integers from 0 up.
+    pub fn unsigned(mut self) -> Reading<Vec<u64>> {
+        let mut values = Vec::with_capacity(self.len);
+        for _ in 0..self.len {
+            match self.reader.short_unsigned() {
+                Some(value) => {
+                    self.taken += 1;
+                    values.push(value);
+                }
+                None => values.push(self.next(Token::unsigned)?),
+            }
+        }
+        Ok(values)
+    }
+
     /// Reads the next one as what `take` wants.
     pub fn next<T>(&mut self, take: impl FnOnce(Token<'a>) -> Reading<T>) -> Reading<T> {
         let index = self.taken;

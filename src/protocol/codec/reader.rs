@@ -135,6 +135,18 @@ impl<'a> Reader<'a> {
         Some(token)
     }
 
+    /// An integer of at most two bytes, in its shortest form, as nearly all block indexes are.
+    #[inline]
+    pub fn short_unsigned(&mut self) -> Option<u64> {
+        let (value, rest) = match self.rest {
+            [0xcd, high, low, rest @ ..] => (u16::from_be_bytes([*high, *low]), rest),
+            [value @ ..=0x7f, rest @ ..] => (u16::from(*value), rest),
+            _ => return None,
+        };
+        self.rest = rest;
+        Some(value.into())
+    }
+
     fn any_token(&mut self) -> Reading<Token<'a>> {
         let marker = read_marker(&mut self.rest).map_err(|_| ends_early())?;
         Ok(match marker {
