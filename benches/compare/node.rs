@@ -29,6 +29,7 @@ pub struct Node {
 impl Node {
     /// `fill`: the word that fills each block.
     pub fn new(shape: Shape, fill: impl Fn(usize) -> u64) -> Node {
+        free_something_large();
         let memory = Memory::new(shape.way.memory(), shape.block_len, shape.blocks, fill);
         // SAFETY: the memory outlives the tier, see the order of the fields.
         let region = unsafe { Region::new(memory.start(), shape.blocks as u32, shape.block_len) };
@@ -70,6 +71,12 @@ impl Node {
     fn block(&self, block: usize) -> &[u64] {
         &self.memory.words()[block * self.words_per_block..][..self.words_per_block]
     }
+}
+
+/// As every engine's process has done before: the C library gives the pages of each large message back to the system and
+/// takes them anew, until something larger was freed (`M_TRIM_THRESHOLD` in `mallopt(3)`). Rivals do the same.
+fn free_something_large() {
+    drop(std::hint::black_box(vec![1_u8; 16 << 20]));
 }
 
 /// CPU time of all threads of this process so far.

@@ -101,6 +101,7 @@ if __name__ == "__main__":
     lines.PAUSE_S = options["pause_s"]
     if options["null"]:
         use_null_agent()
+    bytearray(16 << 20)  # as `free_something_large` in compare/node.rs
     peer = Peer(sys.argv[1], options)
     lines.serve(peer, answers)
     peer.tier.shutdown()
