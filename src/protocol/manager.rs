@@ -4,6 +4,7 @@
 //! none; call [`Manager::handle_timeout`] when [`Manager::next_deadline`] has come. Nothing else happens by itself.
 //! Everything is deterministic: same configuration, same calls, same outputs.
 
+mod bindings;
 mod engine;
 mod peers;
 mod serving;

@@ -19,11 +19,12 @@ use crate::protocol::mutation::{self, Mutation};
 use crate::protocol::timer::Timestamp;
 
 use super::Manager;
+use super::bindings::Bindings;
 
 #[derive(Debug, Default)]
 pub struct StoreTable {
     parked: BTreeMap<KvRequestId, Parked>,
-    bound: BTreeMap<KvRequestId, Binding>,
+    bound: Bindings,
     ended: BTreeMap<KvRequestId, Ended>,
     parked_jobs: usize,
 }
@@ -44,14 +45,6 @@ struct ParkedStore {
     blocks: Vec<BlockIndex>,
     /// Its own; `None` = the tier's.
     deadline: Option<Timestamp>,
-}
-
-/// The session whose fetch asked for an id.
-#[derive(Debug)]
-struct Binding {
-    session: SessionId,
-    /// How its PD round ended, once it has.
-    served: Option<bool>,
 }
 
 /// An id that nothing more will come for.
@@ -106,7 +99,7 @@ impl StoreTable {
     }
 
     pub fn unbind_session(&mut self, session: SessionId) {
-        self.bound.retain(|_, binding| binding.session != session);
+        self.bound.remove_session(session);
     }
 
     fn end(&mut self, cx: &mut Context, id: &KvRequestId, why: EndedWhy) {
@@ -160,7 +153,7 @@ impl Manager {
         let Some(binding) = self.stores.bound.get(id) else {
             return self.stores.park(&mut self.cx, id, ParkedStore { job, keys, blocks, deadline });
         };
-        let (session, served) = (binding.session, binding.served);
+        let (session, served) = (binding.session(), binding.served);
         let legacy = self.sessions.get(&session).is_some_and(|session| session.dialect() == Dialect::Legacy);
         match served {
             None => self.with_session(session, |session, cx| {
@@ -189,7 +182,7 @@ impl Manager {
         let id = &fetch.kv_request_id;
         let refusal = self.no_stores_for(session, fetch);
         if refusal.is_none() {
-            self.stores.bound.insert(id.clone(), Binding { session, served: None });
+            self.stores.bound.insert(id, session);
         }
         let parked = if refusal.is_none() { self.stores.unpark(&mut self.cx, id) } else { None };
         let Some(found) = self.sessions.get_mut(&session) else { return Ok(()) };
@@ -228,7 +221,7 @@ impl Manager {
             ));
         }
         match self.stores.bound.get(id) {
-            Some(binding) if binding.session != session => {
+            Some(binding) if binding.session() != session => {
                 Some("the stores of this id go to another peer".to_owned())
             }
             _ => None,
@@ -238,7 +231,7 @@ impl Manager {
     /// A round that stores supply came to its end.
     pub(super) fn on_round_ended(&mut self, session: SessionId, id: &KvRequestId, success: bool) {
         let Some(binding) = self.stores.bound.get_mut(id) else { return };
-        if binding.session != session {
+        if binding.session() != session {
             return;
         }
         if self.producer_ids.contains_key(id) {
@@ -260,7 +253,7 @@ impl Manager {
             return;
         }
         if let Some(binding) = self.stores.bound.remove(id) {
-            self.with_session(binding.session, |session, cx| session.server.on_producer_finished(cx, id));
+            self.with_session(binding.session(), |session, cx| session.server.on_producer_finished(cx, id));
         }
         if !self.stores.ended.contains_key(id) {
             self.stores.end(&mut self.cx, id, EndedWhy::Finished);
