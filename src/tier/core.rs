@@ -1,5 +1,6 @@
 //! What the tier's lock guards: the protocol core and the transports that carry out what it asks for.
 
+use std::collections::VecDeque;
 use std::time::Duration;
 
 use hashbrown::HashMap;
@@ -14,6 +15,9 @@ use crate::protocol::manager::Manager;
 use crate::protocol::message::{Dialect, Message};
 use crate::protocol::output::{Output, Registration};
 use crate::protocol::timer::Timestamp;
+
+/// Events that are taken in before the lock is let go: engine calls wait for it.
+const EVENT_BATCH: usize = 32;
 
 /// What queued messages of a closing session get to leave.
 const LINGER: Duration = Duration::from_millis(500);
@@ -37,8 +41,9 @@ pub struct Core {
     buffer: Vec<u8>,
     /// Ended jobs, to be queued for the engine when the lock is free.
     pub finished: Vec<JobResult>,
-    control_events: Vec<ControlEvent>,
-    data_events: Vec<DataEvent>,
+    /// What the transports have told and was not taken in yet.
+    control_events: VecDeque<ControlEvent>,
+    data_events: VecDeque<DataEvent>,
 }
 
 impl Core {
@@ -55,34 +60,44 @@ impl Core {
             expects_writes: false,
             buffer: Vec::new(),
             finished: Vec::new(),
-            control_events: Vec::new(),
-            data_events: Vec::new(),
+            control_events: VecDeque::new(),
+            data_events: VecDeque::new(),
         }
     }
 
-    /// Takes in what the transports have to say, and does what follows from it.
-    pub fn poll_transports(&mut self, now: Timestamp) {
-        let mut control_events = std::mem::take(&mut self.control_events);
+    /// Takes in what the transports have to say, some of it at a time, and does what follows from it. True if that was all:
+    /// only then may deadlines be judged.
+    pub fn take_events(&mut self, now: Timestamp) -> bool {
+        if self.control_events.is_empty() && self.data_events.is_empty() {
+            self.ask_transports(now);
+        }
+        for _ in 0..EVENT_BATCH {
+            if let Some(event) = self.control_events.pop_front() {
+                self.on_control_event(now, event);
+            } else if let Some(event) = self.data_events.pop_front() {
+                self.on_data_event(now, event);
+            } else {
+                return true;
+            }
+            self.execute(now);
+        }
+        false
+    }
+
+    fn ask_transports(&mut self, now: Timestamp) {
+        let mut control_events = Vec::new();
         if let Some(sender) = &mut self.sender {
             sender.poll(now, &mut control_events);
         }
-        for event in control_events.drain(..) {
-            self.on_control_event(now, event);
-            self.execute(now);
-        }
-        self.control_events = control_events;
+        self.control_events.extend(control_events);
 
-        let mut data_events = std::mem::take(&mut self.data_events);
+        let mut data_events = Vec::new();
         for transport in &mut self.transports {
             transport.poll(&mut data_events);
         }
         // A success anywhere in a batch counts before its failures: it shows that the peer is well.
         data_events.sort_by_key(|event| matches!(event, DataEvent::TransferFailed { .. }));
-        for event in data_events.drain(..) {
-            self.on_data_event(now, event);
-            self.execute(now);
-        }
-        self.data_events = data_events;
+        self.data_events.extend(data_events);
     }
 
     fn on_control_event(&mut self, now: Timestamp, event: ControlEvent) {
@@ -247,6 +262,7 @@ impl Core {
 
     /// Gives every job that is still open its result, now that the transports are gone and touch nothing any more.
     pub fn end_all(&mut self, now: Timestamp) {
+        while !self.take_events(now) {}
         for transfer in self.manager.open_transfers() {
             self.manager.handle_transfer_failed(now, transfer, "this tier was freed", false);
         }

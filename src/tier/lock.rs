@@ -7,10 +7,14 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
+use std::sync::atomic::Ordering;
 use std::sync::{PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::sync::{self, Condvar, Mutex, MutexGuard, thread_local};
+use super::sync::{self, AtomicU64, Condvar, Mutex, MutexGuard, thread_local};
+
+/// Looks for whether the one that waits has got the lock: about a millisecond.
+const LONGEST_WAY: usize = 1000;
 
 type Act = Box<dyn FnOnce()>;
 
@@ -80,7 +84,12 @@ impl Drop for Mark {
 pub struct Poisoned;
 
 #[derive(Debug)]
-pub struct Lock<T>(Mutex<T>);
+pub struct Lock<T> {
+    mutex: Mutex<T>,
+    /// Threads that wait for it, and how many have waited and got it.
+    waiting: AtomicU64,
+    served: AtomicU64,
+}
 
 /// Fields are dropped in order: the lock is open when the mark goes.
 #[derive(Debug)]
@@ -91,25 +100,50 @@ pub struct Guard<'a, T> {
 
 impl<T> Lock<T> {
     pub fn new(value: T) -> Self {
-        Lock(Mutex::new(value))
+        Lock { mutex: Mutex::new(value), waiting: AtomicU64::new(0), served: AtomicU64::new(0) }
     }
 
     pub fn lock(&self) -> Result<Guard<'_, T>, Poisoned> {
-        match self.0.lock() {
+        match self.mutex.try_lock() {
+            Ok(guard) => Ok(Guard { guard, mark: Mark::new() }),
+            Err(TryLockError::Poisoned(_)) => Err(Poisoned),
+            Err(TryLockError::WouldBlock) => self.wait_for_it(),
+        }
+    }
+
+    fn wait_for_it(&self) -> Result<Guard<'_, T>, Poisoned> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        let locked = self.mutex.lock();
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
+        self.served.fetch_add(1, Ordering::Relaxed);
+        match locked {
             Ok(guard) => Ok(Guard { guard, mark: Mark::new() }),
             Err(_) => Err(Poisoned),
         }
     }
 
+    /// Lets one have it that waits for it, if any does; for who lets it go to take it again at once. Else that one mostly
+    /// finds it taken when it is awake at last, and may do so many times in a row.
+    pub fn give_way(&self) {
+        let served = self.served.load(Ordering::Relaxed);
+        for _ in 0..LONGEST_WAY {
+            let is_over = self.served.load(Ordering::Relaxed) != served;
+            if is_over || self.waiting.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            sync::yield_now();
+        }
+    }
+
     /// For what must be done in any case, or cannot be half done.
     pub fn lock_even_if_poisoned(&self) -> Guard<'_, T> {
-        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
         Guard { guard, mark: Mark::new() }
     }
 
     /// `None` while somebody holds it, maybe this thread itself.
     pub fn try_lock_even_if_poisoned(&self) -> Option<Guard<'_, T>> {
-        let guard = match self.0.try_lock() {
+        let guard = match self.mutex.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
@@ -118,7 +152,7 @@ impl<T> Lock<T> {
     }
 
     pub fn is_poisoned(&self) -> bool {
-        sync::is_poisoned(&self.0)
+        sync::is_poisoned(&self.mutex)
     }
 }
 

@@ -163,6 +163,8 @@ struct Shared {
     sleeps_until: AtomicU64,
     /// The engine left lookups open, to be asked about again.
     serves_again: AtomicBool,
+    /// Messages that were taken in since the inbox was empty, or deadlines were judged.
+    taken: AtomicU64,
     /// Messages that the receiver has dropped, as far as they were counted.
     dropped: AtomicU64,
     closing: AtomicBool,

@@ -8,12 +8,18 @@ use crate::control::Received;
 use crate::protocol::codec;
 use crate::protocol::timer::Timestamp;
 
-use super::{ServeThread, Shared};
+use super::{ProgressMode, ServeThread, Shared};
 
 /// Messages, and bytes of them, taken in before the other sources get their turn: neither many messages nor large ones
 /// can hold off deadlines and the ends of transfers.
-const INBOX_BATCH: usize = 1024;
+const INBOX_BATCH: u64 = 1024;
 const INBOX_BYTES: usize = 1 << 20;
+
+/// Messages are taken in for so long before a thread that waits for the lock is let in.
+const TURN: Duration = Duration::from_micros(500);
+
+/// As long where that is an engine's call, before it returns.
+const CALL: Duration = Duration::from_millis(1);
 
 /// Keys that the engine left open are asked about again so soon, where the progress thread serves.
 const SERVE_AGAIN: Duration = Duration::from_millis(2);
@@ -40,39 +46,69 @@ impl Shared {
 
     /// Does all that can be done without waiting.
     pub(super) fn progress(&self) {
-        self.take_inbox();
+        let inbox_is_taken = self.take_inbox();
         {
             let Ok(mut core) = self.core.lock() else { return };
             let now = self.clock.now();
-            core.poll_transports(now);
-            core.manager.handle_timeout(now);
-            core.execute(now);
+            let events_are_taken = core.take_events(now);
+            if !events_are_taken {
+                // Nothing would tell of the others again.
+                self.poller.wake();
+            }
+            if inbox_is_taken && events_are_taken {
+                core.manager.handle_timeout(now);
+                core.execute(now);
+            }
             core.forget_routes();
             self.leave(core);
         }
+        self.core.give_way();
         if self.serves_on(ServeThread::Progress) {
             self.serve();
         }
         self.changed.notify_all();
     }
 
-    /// The inbox comes before deadlines: an answer that has arrived is not late.
-    fn take_inbox(&self) {
-        let Ok(mut receiver) = self.receiver.lock() else { return };
-        let Some(receiver) = receiver.as_mut() else { return };
-        let mut messages = 0;
+    /// The inbox comes before deadlines: an answer that has arrived is not late. True if it is empty, or if so much was taken
+    /// in that deadlines can wait no longer.
+    fn take_inbox(&self) -> bool {
+        let Ok(mut receiver) = self.receiver.lock() else { return false };
+        let Some(receiver) = receiver.as_mut() else { return false };
+        let begin = self.clock.now();
+        let mut turn = begin;
+        let mut taken = self.taken.swap(0, Ordering::Relaxed);
         let mut bytes = 0;
-        while messages < INBOX_BATCH && bytes < INBOX_BYTES {
-            let Some(received) = receiver.receive() else { break };
-            messages += 1;
+        let mut is_empty = false;
+        while taken < INBOX_BATCH && bytes < INBOX_BYTES {
+            let Some(received) = receiver.receive() else {
+                is_empty = true;
+                break;
+            };
+            taken += 1;
             bytes += received.payload.len();
             self.take_message(received);
+            let now = self.clock.now();
+            if self.mode == ProgressMode::Caller && now.since(begin) >= CALL {
+                break;
+            }
+            if now.since(turn) >= TURN {
+                self.core.give_way();
+                turn = now;
+            }
         }
-        if messages == INBOX_BATCH || bytes >= INBOX_BYTES {
+        if !is_empty {
             // More may be there, and nothing would tell of it again.
             self.poller.wake();
         }
-        let dropped = receiver.dropped();
+        let is_taken = is_empty || taken >= INBOX_BATCH || bytes >= INBOX_BYTES;
+        if !is_taken {
+            self.taken.store(taken, Ordering::Relaxed);
+        }
+        self.count_dropped(receiver.dropped());
+        is_taken
+    }
+
+    fn count_dropped(&self, dropped: u64) {
         let before = self.dropped.swap(dropped, Ordering::Relaxed);
         if dropped > before
             && let Ok(mut core) = self.core.lock()

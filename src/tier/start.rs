@@ -88,6 +88,7 @@ pub fn assemble(parts: Parts) -> Result<Tier> {
         serve_turn: Lock::new(()),
         sleeps_until: AtomicU64::new(0),
         serves_again: AtomicBool::new(false),
+        taken: AtomicU64::new(0),
         dropped: AtomicU64::new(0),
         closing: AtomicBool::new(false),
         stop: AtomicBool::new(false),

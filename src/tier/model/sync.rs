@@ -7,8 +7,7 @@ use std::time::Duration;
 use shuttle::rand::{Rng, thread_rng};
 pub use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub use shuttle::sync::{Mutex, MutexGuard};
-pub use shuttle::thread::JoinHandle;
-use shuttle::thread::yield_now;
+pub use shuttle::thread::{JoinHandle, yield_now};
 pub use shuttle::thread_local;
 
 use crate::tier::clock;
