@@ -738,7 +738,7 @@ typedef struct p2p_tier_config {
    */
   uint32_t progress;
   /**
-   * Most sessions at a time, up to 340. Default: P2PKV_MAX_PEERS, else 128.
+   * Most sessions at a time, up to 4096; each takes about seven file descriptors. Default: P2PKV_MAX_PEERS, else 128.
    */
   uint32_t max_peers;
   /**
@@ -1341,7 +1341,7 @@ p2p_status p2p_tier_config_init(struct p2p_tier_config *config_out, size_t confi
  * - P2P_STATUS_INVALID_ARGUMENT: a NULL, a field or an environment variable that is out of range; the message names
  *   it.
  * - P2P_STATUS_UNSUPPORTED: a field is set that this version does not know, or a transport is not built in.
- * - P2P_STATUS_LIMIT_EXCEEDED: `max_peers` is more than one control socket can serve.
+ * - P2P_STATUS_LIMIT_EXCEEDED: `max_peers` is more than a tier can serve.
  * - P2P_STATUS_ADDRESS_IN_USE: the control or data port is taken.
  * - P2P_STATUS_ADDRESS_INVALID: the host cannot be resolved or bound here.
  * - P2P_STATUS_TRANSPORT_UNAVAILABLE: the asked-for transport does not work on this machine.

@@ -58,7 +58,7 @@ pub struct p2p_tier_config {
     pub transport: u32,
     /// A `p2p_progress`. Default: P2P_PROGRESS_THREAD.
     pub progress: u32,
-    /// Most sessions at a time, up to 340. Default: P2PKV_MAX_PEERS, else 128.
+    /// Most sessions at a time, up to 4096; each takes about seven file descriptors. Default: P2PKV_MAX_PEERS, else 128.
     pub max_peers: u32,
     /// Most keys in one message or call. Default: 1048576.
     pub max_keys_per_message: u32,

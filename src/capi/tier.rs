@@ -29,7 +29,7 @@ pub const P2P_TIMEOUT_INFINITE: u64 = u64::MAX;
 /// - P2P_STATUS_INVALID_ARGUMENT: a NULL, a field or an environment variable that is out of range; the message names
 ///   it.
 /// - P2P_STATUS_UNSUPPORTED: a field is set that this version does not know, or a transport is not built in.
-/// - P2P_STATUS_LIMIT_EXCEEDED: `max_peers` is more than one control socket can serve.
+/// - P2P_STATUS_LIMIT_EXCEEDED: `max_peers` is more than a tier can serve.
 /// - P2P_STATUS_ADDRESS_IN_USE: the control or data port is taken.
 /// - P2P_STATUS_ADDRESS_INVALID: the host cannot be resolved or bound here.
 /// - P2P_STATUS_TRANSPORT_UNAVAILABLE: the asked-for transport does not work on this machine.

@@ -68,6 +68,8 @@ impl Planes {
             streams: config.tcp_streams,
             congestion: config.tcp_congestion.clone(),
             same_host: config.same_host,
+            // All of them may come at the same moment.
+            max_unauthenticated: TcpConfig::default().max_unauthenticated.max(config.max_peers),
             ..TcpConfig::default()
         };
         let tcp = TcpTransport::with_file(config.region, &settings, config.region_file.clone())?;

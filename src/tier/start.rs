@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::control::zmq::{self, ZmqConfig, ZmqReceiver, ZmqSender};
 use crate::control::{ControlReceiver, ControlSender};
 use crate::data::DataTransport;
-use crate::host::spawn_without_signals;
+use crate::host::{descriptor_limit, grow_descriptor_table, spawn_without_signals};
 use crate::protocol::config::CoreConfig;
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{Instance, PeerId};
@@ -23,6 +23,7 @@ use super::{ProgressMode, Shared, Tier, TierConfig};
 
 pub fn tier(config: TierConfig) -> Result<Tier> {
     let (local_id, sender, receiver) = open_control(&config)?;
+    prepare_descriptors(&config);
     let Planes { transports, local } = Planes::start(&config)?;
     let core_config = CoreConfig {
         local_id,
@@ -101,6 +102,32 @@ pub fn assemble(parts: Parts) -> Result<Tier> {
     Ok(Tier { shared, thread: Mutex::new(thread) })
 }
 
+/// Descriptors of a tier without peers, and a few to spare.
+const DESCRIPTORS_OF_A_TIER: usize = 40;
+
+/// So that no engine call waits for the table of descriptors to grow, and nobody learns that there are too few of them only
+/// when the peers are there: those that none is left for are refused.
+fn prepare_descriptors(config: &TierConfig) {
+    // As many data connections from each as to it.
+    let of_a_peer = zmq::DESCRIPTORS_PER_PEER + 2 * config.tcp_streams;
+    let needed = (DESCRIPTORS_OF_A_TIER + config.max_peers * of_a_peer) as u64;
+    let Some((limit, open)) = descriptor_limit() else { return };
+    if let Some(shortage) = shortage_of_descriptors(config.max_peers, needed, limit, open) {
+        log::warn!("{shortage}");
+    }
+    grow_descriptor_table(open + needed);
+}
+
+fn shortage_of_descriptors(max_peers: usize, needed: u64, limit: u64, open: u64) -> Option<String> {
+    (limit < open + needed).then(|| {
+        format!(
+            "max_peers is {max_peers}, which takes up to {needed} file descriptors, but {open} are open and the limit of open \
+             files is {limit}; raise it (ulimit -n {}) or lower max_peers, else some peers are refused when many come",
+            open + needed
+        )
+    })
+}
+
 /// On a thread of its own: those that libzmq starts are born with its name and without signals.
 fn open_control(config: &TierConfig) -> Result<(PeerId, ZmqSender, ZmqReceiver)> {
     let control = ZmqConfig {
@@ -130,4 +157,20 @@ fn random<const N: usize>() -> Result<[u8; N]> {
         Error::new(ErrorKind::Os, format!("cannot get random bytes from the system: {error}"))
     })?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_limit_of_open_files_that_is_too_low_for_max_peers_is_told_with_the_one_that_is_not() {
+        let told = shortage_of_descriptors(1000, 7040, 1024, 60).unwrap_or_default();
+        for part in
+            ["max_peers is 1000", "7040", "60 are open", "limit of open files is 1024", "ulimit -n 7100"]
+        {
+            assert!(told.contains(part), "{part:?} is missing in {told:?}");
+        }
+        assert_eq!(shortage_of_descriptors(1000, 7040, 7100, 60), None);
+    }
 }

@@ -90,6 +90,8 @@ impl Backlog {
 pub struct Link {
     pub peer: PeerId,
     pub session: SessionId,
+    /// The number of the context that its sockets are of.
+    pub context: usize,
     address: SocketAddr,
     state: State,
     monitor: ::zmq::Socket,
@@ -122,7 +124,7 @@ impl Link {
     /// A watched DEALER that is not connected yet. `id` must be new in this context; it is also the token by which
     /// `registry` tells that there are events.
     pub fn new(
-        context: &::zmq::Context,
+        (number, context): (usize, &::zmq::Context),
         registry: &Registry,
         options: &LinkOptions,
         (session, peer, address): (SessionId, PeerId, SocketAddr),
@@ -141,6 +143,7 @@ impl Link {
         Ok(Link {
             peer,
             session,
+            context: number,
             address,
             state: State::Open { dealer, backlog: Backlog::default() },
             monitor,

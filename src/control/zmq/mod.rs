@@ -5,6 +5,8 @@
 //!                                             link = DEALER ──events──▶ monitor (PAIR)
 //! ```
 //!
+//! A context holds 300 links; a tier that may have more has further contexts for them (`contexts`).
+//!
 //! Rules that keep libzmq (4.3.4) from blocking or aborting the process; the file names are libzmq's:
 //!
 //! - A monitor event is sent with a blocking `zmq_msg_send` by the thread where it happens, the I/O thread or the
@@ -18,11 +20,12 @@
 //! - A receive that would block has emptied the socket's mailbox before it says so (`socket_base.cpp`, `recv`), so the
 //!   next command makes a new edge on its fd: read until there is nothing, and no wake-up is lost.
 //!
-//! The context ends when both halves are dropped. The sender goes first or last, it does not matter: it closes its
+//! The first context ends when both halves are dropped. The sender goes first or last, it does not matter: it closes its
 //! DEALERs at once, waits (bounded) until each is really gone, then closes the monitors; the receiver closes the
 //! ROUTER, which has no linger; whoever is last ends the context, which then has nothing left to wait for.
 
 mod bind;
+mod contexts;
 mod link;
 mod probe;
 mod receiver;
@@ -36,14 +39,12 @@ use crate::protocol::ids::PeerId;
 pub use receiver::ZmqReceiver;
 pub use sender::ZmqSender;
 
-/// libzmq's fixed number of sockets for each context.
-const CONTEXT_SOCKETS: usize = 1023;
+/// Most peers of one control socket. Each takes [`DESCRIPTORS_PER_PEER`], and every [`contexts::LINKS_PER_CONTEXT`] of
+/// them two threads.
+pub const MAX_PEERS: usize = 4096;
 
-/// A DEALER and both ends of its monitor.
-const SOCKETS_PER_LINK: usize = 3;
-
-/// Most peers that one context has sockets for, the ROUTER set aside.
-pub const MAX_PEERS: usize = (CONTEXT_SOCKETS - 1) / SOCKETS_PER_LINK;
+/// Three mailboxes, and a TCP connection in each direction.
+pub const DESCRIPTORS_PER_PEER: usize = 5;
 
 /// When a silent connection is given up. Must agree with what peers use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -113,7 +114,7 @@ pub fn open(config: &ZmqConfig) -> Result<(PeerId, ZmqSender, ZmqReceiver)> {
         return Err(Error::new(
             ErrorKind::LimitExceeded,
             format!(
-                "max_peers is {}, but one control socket serves at most {MAX_PEERS}; lower max_peers",
+                "max_peers is {}, but a tier serves at most {MAX_PEERS}; lower max_peers",
                 config.max_peers
             ),
         ));

@@ -14,6 +14,9 @@ use crate::host::default_stack_size;
 /// the mailboxes where libzmq was built without eventfd.
 pub const DESCRIPTORS_OF_A_TIER: usize = 16;
 
+/// Mailboxes and epoll sets; the mailbox of the socket that starts it; twice the mailboxes, as above.
+pub const DESCRIPTORS_OF_A_CONTEXT: usize = 10;
+
 /// Mailboxes of DEALER and both monitor ends (3 or 6), and the TCP socket.
 pub const DESCRIPTORS_OF_A_LINK: usize = 7;
 

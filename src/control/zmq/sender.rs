@@ -8,8 +8,9 @@ use std::time::{Duration, Instant};
 
 use mio::{Events, Poll, Token, Waker};
 
+use super::ZmqConfig;
+use super::contexts::Contexts;
 use super::link::{Backlog, Link, LinkEvent, LinkOptions, full_queue};
-use super::{MAX_PEERS, ZmqConfig};
 use crate::control::resolve::{Answer, Resolver, Ticket};
 use crate::control::{ControlEvent, ControlSender};
 use crate::protocol::error::{Error, ErrorKind, Result};
@@ -26,7 +27,14 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// The token that is no link: resolved names and events made outside `poll`.
 const WAKE: Token = Token(usize::MAX);
 
+/// Links of peers that left, besides those of peers that are there.
+const MOST_CLOSING: usize = 256;
+
+/// Links that are looked at in one `poll`: some 10 µs each.
 const READY_BATCH: usize = 64;
+
+/// Slots that are freed in one: each may be a link to be made, some 100 µs.
+const DUE_BATCH: usize = 16;
 
 /// ```text
 ///   dial ──▶ Resolving ──▶ Waiting ──▶ Linked ──▶ Lost
@@ -79,7 +87,7 @@ struct Slot {
 
 /// The sending half; see [`super::open`].
 pub struct ZmqSender {
-    context: ::zmq::Context,
+    contexts: Contexts,
     options: LinkOptions,
     max_links: usize,
     linger: Duration,
@@ -111,11 +119,12 @@ impl ZmqSender {
         let epoll = Poll::new().map_err(refused)?;
         let waker = Arc::new(Waker::new(epoll.registry(), WAKE).map_err(refused)?);
         let for_resolver = Arc::clone(&waker);
+        // Those of peers that left count until they are closed.
+        let max_links = config.max_peers + config.max_peers.clamp(1, MOST_CLOSING);
         Ok(ZmqSender {
-            context,
+            contexts: Contexts::start(context, max_links)?,
             options: LinkOptions::new(config, local_id),
-            // Closing links count too; the context has sockets for this many.
-            max_links: (config.max_peers * 2).clamp(1, MAX_PEERS),
+            max_links,
             linger: config.linger,
             sessions: HashMap::new(),
             links: HashMap::new(),
@@ -268,8 +277,16 @@ impl ZmqSender {
         let id = self.next_link;
         self.next_link += 1;
         let dialled = (session, peer.clone(), address);
-        let link = Link::new(&self.context, self.epoll.registry(), &self.options, dialled, id)?;
-        self.links.insert(id, link);
+        let taken = self.contexts.take();
+        let (number, context) = taken.ok_or_else(|| "libzmq has no socket left for it".to_owned())?;
+        let link = Link::new((number, &context), self.epoll.registry(), &self.options, dialled, id);
+        match link {
+            Ok(link) => drop(self.links.insert(id, link)),
+            Err(reason) => {
+                self.contexts.give_back(number);
+                return Err(reason);
+            }
+        }
         Ok(id)
     }
 
@@ -319,30 +336,29 @@ impl ZmqSender {
         self.due.insert((give_up, id), link.peer.clone());
     }
 
-    /// Looks at everything that became ready, and at nothing else.
+    /// Looks at what became ready, and at nothing else. Some of it: where much happens at once, the set becomes readable
+    /// again for the rest, and whoever waits for the tier's lock gets it in between.
     fn take_ready(&mut self, now: Timestamp, wait: Duration) {
-        loop {
-            // Interrupted: the set stays readable and the caller comes again.
-            if self.epoll.poll(&mut self.ready, Some(wait)).is_err() {
-                return;
-            }
-            let tokens: Vec<Token> = self.ready.iter().map(mio::event::Event::token).collect();
-            for token in &tokens {
-                match *token {
-                    WAKE => {
-                        while let Some(answer) = self.resolver.next_answer() {
-                            self.resolved(answer);
-                        }
-                    }
-                    Token(id) => {
-                        self.read_monitor(now, id);
-                        self.send_backlog(id);
+        // Interrupted: the set stays readable and the caller comes again.
+        if self.epoll.poll(&mut self.ready, Some(wait)).is_err() {
+            return;
+        }
+        let tokens: Vec<Token> = self.ready.iter().map(mio::event::Event::token).collect();
+        for token in &tokens {
+            match *token {
+                WAKE => {
+                    while let Some(answer) = self.resolver.next_answer() {
+                        self.resolved(answer);
                     }
                 }
+                Token(id) => {
+                    self.read_monitor(now, id);
+                    self.send_backlog(id);
+                }
             }
-            if tokens.len() < READY_BATCH {
-                return;
-            }
+        }
+        if tokens.len() == READY_BATCH {
+            wake(&self.waker);
         }
     }
 
@@ -382,6 +398,7 @@ impl ZmqSender {
     fn link_ended(&mut self, now: Timestamp, id: usize) {
         let Some(link) = self.links.remove(&id) else { return };
         link.unwatch(self.epoll.registry());
+        self.contexts.give_back(link.context);
         if let Some(give_up) = link.give_up() {
             self.due.remove(&(give_up, id));
         }
@@ -390,8 +407,10 @@ impl ZmqSender {
         }
     }
 
+    /// The first of those that are due; for the others the deadline has passed, so the next `poll` is now.
     fn free_due_slots(&mut self, now: Timestamp) {
-        while let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= now) {
+        for _ in 0..DUE_BATCH {
+            let Some(entry) = self.due.first_entry().filter(|entry| entry.key().0 <= now) else { return };
             let ((_, id), peer) = entry.remove_entry();
             if self.links.contains_key(&id) {
                 log::warn!(

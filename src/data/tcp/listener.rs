@@ -20,7 +20,7 @@ use crate::protocol::error::Result;
 use crate::protocol::ids::SessionId;
 use crate::protocol::timer::Timestamp;
 
-const BACKLOG: i32 = 128;
+const BACKLOG: i32 = 1024;
 /// Out of descriptors or memory: accepting rests so long instead of spinning.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Accepted in one go, before other work gets its turn.
