@@ -17,8 +17,12 @@ mod bulk;
 mod child;
 #[path = "compare/control.rs"]
 mod control;
+#[path = "../tests/common/crowd.rs"]
+mod crowd;
 #[path = "compare/document.rs"]
 mod document;
+#[path = "compare/host.rs"]
+mod host;
 #[path = "compare/latency.rs"]
 mod latency;
 #[path = "compare/machine.rs"]
@@ -86,7 +90,9 @@ fn plays_a_role(arguments: &[String]) -> bool {
         bare::source::serve(shape);
         return true;
     }
-    bare::nixl::serve_if_asked_for(arguments) || scale::serve_if_asked_for(arguments)
+    bare::nixl::serve_if_asked_for(arguments)
+        || host::serve_if_asked_for(arguments)
+        || scale::serve_if_asked_for(arguments)
 }
 
 /// What is wanted.
@@ -153,7 +159,8 @@ impl Run {
             self.bulk(way, Section::Rivals, tell);
         }
         if self.wants_part("scale") {
-            scale::idleness(tell);
+            scale::crowd(tell);
+            scale::crowd_of_a_caller(tell);
             scale::threads(tell);
             once.iter().for_each(|way| scale::idle_pair(*way, tell));
             once.iter().for_each(|way| scale::adding_a_peer(*way, tell));

@@ -19,6 +19,18 @@ pub const KEY_LEN: usize = 36;
 /// Nothing here takes longer unless something is wrong.
 const BOUND: Duration = Duration::from_secs(20);
 
+/// What a tier is told besides its shape.
+pub struct NodeOptions {
+    pub max_peers: usize,
+    pub progress: ProgressMode,
+}
+
+impl Default for NodeOptions {
+    fn default() -> Self {
+        NodeOptions { max_peers: 128, progress: ProgressMode::Thread }
+    }
+}
+
 /// A tier and its region. The tier ends first.
 pub struct Node {
     pub tier: Arc<Tier>,
@@ -30,6 +42,10 @@ impl Node {
     /// `fill`: the word that fills each block.
     pub fn new(shape: Shape, fill: impl Fn(usize) -> u64) -> Node {
         free_something_large();
+        Node::with(shape, NodeOptions::default(), fill)
+    }
+
+    pub fn with(shape: Shape, options: NodeOptions, fill: impl Fn(usize) -> u64) -> Node {
         let memory = Memory::new(shape.way.memory(), shape.block_len, shape.blocks, fill);
         // SAFETY: the memory outlives the tier, see the order of the fields.
         let region = unsafe { Region::new(memory.start(), shape.blocks as u32, shape.block_len) };
@@ -51,9 +67,9 @@ impl Node {
                 Way::Nixl => TransportChoice::Nixl,
                 Way::Tcp { .. } | Way::Mapped | Way::VmRead => TransportChoice::Tcp,
             },
-            progress: ProgressMode::Thread,
+            progress: options.progress,
             spin: Duration::ZERO,
-            max_peers: 128,
+            max_peers: options.max_peers,
             limits: Limits::default(),
             timeouts: Timeouts::default(),
         });
