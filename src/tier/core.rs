@@ -65,8 +65,8 @@ impl Core {
         }
     }
 
-    /// Takes in what the transports have to say, some of it at a time, and does what follows from it. True if that was all:
-    /// only then may deadlines be judged.
+    /// Takes in what the transports have to say, some of it at a time, and does what follows from it. True if that was all
+    /// that they had when they were asked: only then may deadlines be judged.
     pub fn take_events(&mut self, now: Timestamp) -> bool {
         if self.control_events.is_empty() && self.data_events.is_empty() {
             self.ask_transports(now);
@@ -77,11 +77,11 @@ impl Core {
             } else if let Some(event) = self.data_events.pop_front() {
                 self.on_data_event(now, event);
             } else {
-                return true;
+                break;
             }
             self.execute(now);
         }
-        false
+        self.control_events.is_empty() && self.data_events.is_empty()
     }
 
     fn ask_transports(&mut self, now: Timestamp) {

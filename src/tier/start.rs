@@ -105,6 +105,9 @@ pub fn assemble(parts: Parts) -> Result<Tier> {
 /// Descriptors of a tier without peers, and a few to spare.
 const DESCRIPTORS_OF_A_TIER: usize = 40;
 
+/// Who has more peers than most has asked for them, and is warned; by default the shortage may never be met.
+const USUAL_MAX_PEERS: usize = 128;
+
 /// So that no engine call waits for the table of descriptors to grow, and nobody learns that there are too few of them only
 /// when the peers are there: those that none is left for are refused.
 fn prepare_descriptors(config: &TierConfig) {
@@ -113,7 +116,8 @@ fn prepare_descriptors(config: &TierConfig) {
     let needed = (DESCRIPTORS_OF_A_TIER + config.max_peers * of_a_peer) as u64;
     let Some((limit, open)) = descriptor_limit() else { return };
     if let Some(shortage) = shortage_of_descriptors(config.max_peers, needed, limit, open) {
-        log::warn!("{shortage}");
+        let level = if config.max_peers > USUAL_MAX_PEERS { log::Level::Warn } else { log::Level::Info };
+        log::log!(level, "{shortage}");
     }
     grow_descriptor_table(open + needed);
 }
