@@ -57,6 +57,9 @@ header: ## write include/p2pkv.h anew from src/capi
 bench: ## every way beside bare programs and rivals; writes docs/performance.md
 	$(CARGO) bench --locked --bench compare
 
+bench-parts: ## what the parts of the library cost for each key and block, one at a time (about a minute)
+	$(CARGO) bench --locked --bench parts
+
 $(RELEASE)/libp2pkv.so:
 	$(MAKE) build
 
@@ -82,5 +85,5 @@ help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1	\2/p' $(MAKEFILE_LIST) | expand -t 22
 
 .DEFAULT_GOAL := build
-.PHONY: build demo test soak soak-core fuzz sanitize interleavings interop bench-vllm examples header bench install \
-  requirements clean help
+.PHONY: build demo test soak soak-core fuzz sanitize interleavings interop bench-vllm examples header bench \
+  bench-parts install requirements clean help
