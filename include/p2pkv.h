@@ -726,7 +726,8 @@ typedef struct p2p_tier_config {
    */
   uint32_t data_port;
   /**
-   * TCP connections to each peer. Default: 1; more can help on links with much delay.
+   * TCP connections to each peer. Default: 1; more can help on links with much delay, and where there are CPUs to spare:
+   * from 2 on the data plane has two threads, so both sides should be set alike.
    */
   uint32_t tcp_streams;
   /**

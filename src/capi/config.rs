@@ -52,7 +52,8 @@ pub struct p2p_tier_config {
     pub port: u32,
     /// Port of the TCP data plane. Default: any free one.
     pub data_port: u32,
-    /// TCP connections to each peer. Default: 1; more can help on links with much delay.
+    /// TCP connections to each peer. Default: 1; more can help on links with much delay, and where there are CPUs to spare:
+    /// from 2 on the data plane has two threads, so both sides should be set alike.
     pub tcp_streams: u32,
     /// A `p2p_transport`. Default: P2P_TRANSPORT_AUTO.
     pub transport: u32,

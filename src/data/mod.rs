@@ -92,7 +92,7 @@ pub enum PeerOffer {
 pub enum Disarm {
     /// Nothing can write into them from now on.
     Done,
-    /// The I/O thread is at work in them; [`DataEvent::Disarmed`] follows.
+    /// An I/O thread is at work in them; [`DataEvent::Disarmed`] follows.
     Pending,
 }
 

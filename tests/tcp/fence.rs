@@ -111,6 +111,50 @@ fn after_a_disarm_in_the_middle_of_a_block_not_one_more_byte_lands() {
 }
 
 #[test]
+fn after_a_disarm_in_the_middle_of_frames_on_two_threads_not_one_more_byte_lands() {
+    let mut reader = Side::new(LEN, 8);
+    reader.fill(0xEE);
+    let mut writers = [0, 1].map(|stream| RawWriter::accepted_as(stream, &mut reader));
+    reader.arm(1, &[3, 5]);
+    for (writer, block) in writers.iter_mut().zip([3, 5]) {
+        writer.send(&frame(u64::from(block), Some(1), LEN, &[block]));
+        writer.send(&vec![1; LEN / 2]);
+    }
+    eventually("both threads have written", || reader.byte(3, 0) == 1 && reader.byte(5, 0) == 1);
+    if reader.transport.disarm(LoadToken(1)) == Disarm::Pending {
+        assert_eq!(reader.next_event(), DataEvent::Disarmed { load: LoadToken(1) });
+    }
+    let at_disarm = [3, 5].map(|block| reader.block(block));
+    for (writer, block) in writers.iter_mut().zip([3, 5]) {
+        writer.send(&vec![2; LEN / 2]);
+        writer.send(WHOLE);
+        assert_eq!(writer.ack(), (5, block, 0));
+    }
+    assert!([3, 5].map(|block| reader.block(block)) == at_disarm);
+    assert_eq!(
+        (reader.settle(), reader.landed.as_slice()),
+        (vec![], &[][..]),
+        "told of once, and not as landed"
+    );
+}
+
+#[test]
+fn a_load_whose_blocks_come_over_two_threads_has_landed_once_with_the_last() {
+    let mut reader = Side::new(LEN, 8);
+    let mut writers = [0, 1].map(|stream| RawWriter::accepted_as(stream, &mut reader));
+    for round in 0..20 {
+        reader.landed.clear();
+        reader.arm(round, &[0, 1]);
+        for (writer, block) in writers.iter_mut().zip([0, 1]) {
+            send_blocks(writer, 7, Some(round), &[block], round as u8);
+        }
+        writers.iter_mut().for_each(|writer| assert_eq!(writer.ack(), (0, 7, 0)));
+        assert_eq!((reader.settle(), reader.landed.as_slice()), (vec![], &[LoadToken(round)][..]));
+        assert!([0, 1].iter().all(|block| reader.block(*block).iter().all(|byte| *byte == round as u8)));
+    }
+}
+
+#[test]
 fn a_disarm_while_the_bytes_pour_in_holds_from_its_event_on() {
     let (mut writer, mut reader) = connected(1 << 20, 32);
     let blocks: Vec<u32> = (0..32).collect();

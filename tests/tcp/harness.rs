@@ -165,15 +165,15 @@ impl Side {
         }
     }
 
-    /// Passes all earlier commands through the I/O thread: its answer to this one comes after theirs.
+    /// Passes all earlier commands through the I/O threads: their common answer to this one, a peer without an address,
+    /// comes after each has come to it.
     pub fn settle(&mut self) -> Vec<DataEvent> {
         let nobody = SessionId(u64::MAX);
-        let pair = BlockPair { local: BlockIndex(0), remote: BlockIndex(0) };
-        self.transport.write(nobody, TransferId(u64::MAX), None, &[pair]);
+        self.transport.register_peer(nobody, offer_at(Vec::new(), TOKEN));
         let mut events = Vec::new();
         loop {
             match self.next_event() {
-                DataEvent::TransferFailed { transfer: TransferId(u64::MAX), .. } => return events,
+                DataEvent::PeerRefused { session, .. } if session == nobody => return events,
                 other => events.push(other),
             }
         }
@@ -254,10 +254,14 @@ pub struct RawWriter {
 }
 
 pub fn hello(version: u32, block_len: u64, token: &[u8]) -> Vec<u8> {
+    hello_of_stream(0, version, block_len, token)
+}
+
+fn hello_of_stream(stream: u16, version: u32, block_len: u64, token: &[u8]) -> Vec<u8> {
     let mut bytes = b"p2pkvtcp".to_vec();
     bytes.extend(version.to_le_bytes());
     bytes.extend(block_len.to_le_bytes());
-    bytes.extend(0_u16.to_le_bytes());
+    bytes.extend(stream.to_le_bytes());
     bytes.extend(1_u16.to_le_bytes());
     bytes.extend(u16::try_from(token.len()).unwrap().to_le_bytes());
     bytes.extend([0; 2]);
@@ -293,9 +297,14 @@ impl RawWriter {
 
     /// Connected and accepted as the peer of `SESSION`.
     pub fn accepted(reader: &mut Side) -> RawWriter {
+        RawWriter::accepted_as(0, reader)
+    }
+
+    /// As the stream of that number: two in a row are two I/O threads' work, where there are two.
+    pub fn accepted_as(stream: u16, reader: &mut Side) -> RawWriter {
         reader.transport.expect_peer(SESSION, TOKEN);
         let mut writer = RawWriter::open(reader);
-        writer.send(&hello(2, reader.block_len as u64, TOKEN));
+        writer.send(&hello_of_stream(stream, 2, reader.block_len as u64, TOKEN));
         assert_eq!(writer.answer(), (0, 0));
         writer
     }

@@ -149,6 +149,69 @@ fn a_cancelled_transfer_ends_at_once_and_its_blocks_are_not_read_any_more() {
 }
 
 #[test]
+fn a_frozen_receiver_of_two_streams_does_not_keep_the_blocks_of_a_cancelled_transfer() {
+    let mut writer = Side::new(1 << 20, 64);
+    writer.fill(0x11);
+    let mut stuck = StuckReceiver::register(&mut writer, 2);
+    writer.write(1, 0, &all_blocks(64));
+    assert_eq!(writer.settle(), []);
+    writer.transport.cancel(&[TransferId(1)]);
+    assert_eq!(writer.failure_of(1), ("cancelled".to_owned(), false));
+    writer.fill(0xEE);
+    assert_eq!(writer.settle(), [], "told of once");
+    let mut filler = 0;
+    for stream in &mut stuck.streams {
+        let (transfer, bytes, whole) = read_frame(stream);
+        assert!(transfer == 1 && !whole);
+        let of_blocks = bytes.iter().take_while(|byte| **byte == 0x11).count();
+        assert!(bytes[of_blocks..].iter().all(|byte| *byte == 0), "new bytes of the blocks were sent");
+        filler += bytes.len() - of_blocks;
+        stream.write_all(&ack(1)).unwrap();
+    }
+    assert!(filler > 0, "a frame was cut in the middle");
+}
+
+fn has_bytes(stream: &TcpStream) -> bool {
+    stream.set_nonblocking(true).unwrap();
+    let has_bytes = stream.peek(&mut [0]).is_ok_and(|count| count > 0);
+    stream.set_nonblocking(false).unwrap();
+    has_bytes
+}
+
+#[test]
+fn of_two_streams_one_that_is_reset_in_a_frame_fails_its_transfer_and_the_other_carries_the_next() {
+    let mut writer = Side::new(1 << 20, 64);
+    let mut receiver = StuckReceiver::register(&mut writer, 2);
+    writer.write(1, 0, &all_blocks(64));
+    receiver.streams[0].read_exact(&mut [0; 44]).unwrap();
+    // Closed with bytes unread: a reset.
+    drop(receiver.streams.remove(0));
+    let mut ended = Vec::new();
+    eventually("what began on the other stream was acknowledged, and so the transfer ends", || {
+        if has_bytes(&receiver.streams[0]) {
+            assert_eq!(read_frame(&mut receiver.streams[0]).0, 1);
+            receiver.streams[0].write_all(&ack(1)).unwrap();
+        }
+        ended.extend(writer.events_within(Duration::ZERO));
+        !ended.is_empty()
+    });
+    let [DataEvent::TransferFailed { transfer: TransferId(1), decisive: false, .. }] = ended[..] else {
+        panic!("{ended:?}")
+    };
+    // Nobody listens there any more: the lost stream is not to be had again.
+    let address = receiver.listener.local_addr().unwrap();
+    receiver.listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    eventually("the door is closed", || TcpStream::connect(address).is_err());
+    for transfer in 2..5 {
+        writer.write(transfer, 0, &all_blocks(1));
+        assert_eq!(read_frame(&mut receiver.streams[0]).0, transfer);
+        receiver.streams[0].write_all(&ack(transfer)).unwrap();
+        assert_eq!(writer.next_event(), done(transfer));
+    }
+    assert_eq!(writer.settle(), []);
+}
+
+#[test]
 fn cancelled_transfers_do_no_harm_to_the_streams_they_were_on() {
     let (mut writer, mut reader) = connected(1 << 20, 64);
     writer.paint(3);

@@ -1,6 +1,7 @@
-//! Who may connect: the access tokens of the live sessions.
+//! Who may connect: the access tokens of the live sessions, and how many connections each has.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
@@ -10,39 +11,73 @@ use crate::protocol::ids::SessionId;
 /// moment that `drop_peer` does.
 #[derive(Default)]
 pub(super) struct Admission {
-    tokens: Mutex<Vec<(SessionId, Vec<u8>)>>,
+    expected: Mutex<Vec<Expected>>,
+}
+
+struct Expected {
+    session: SessionId,
+    token: Vec<u8>,
+    /// Connections that hold a [`Place`].
+    places: Arc<AtomicUsize>,
+}
+
+/// One connection's, until dropped.
+pub(super) struct Place(Arc<AtomicUsize>);
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Admission {
     /// An empty token would open the door to everyone; it opens it to nobody.
     pub fn expect(&self, session: SessionId, token: &[u8]) {
-        let mut tokens = self.tokens();
-        tokens.retain(|(known, _)| *known != session);
+        let mut expected = self.expected();
+        let known = expected.iter().find(|one| one.session == session);
+        let places = known.map(|one| Arc::clone(&one.places)).unwrap_or_default();
+        expected.retain(|one| one.session != session);
         if token.is_empty() {
             log::error!("session {session} has an empty access token: its peer cannot connect");
         } else {
-            tokens.push((session, token.to_vec()));
+            expected.push(Expected { session, token: token.to_vec(), places });
         }
     }
 
     pub fn forget(&self, session: SessionId) {
-        self.tokens().retain(|(known, _)| *known != session);
+        self.expected().retain(|one| one.session != session);
+    }
+
+    /// The session has not been forgotten.
+    pub fn expects(&self, session: SessionId) -> bool {
+        self.expected().iter().any(|one| one.session == session)
+    }
+
+    /// Room for one more connection of the session, if it has fewer than `limit`.
+    pub fn place(&self, session: SessionId, limit: usize) -> Option<Place> {
+        let expected = self.expected();
+        let places = &expected.iter().find(|one| one.session == session)?.places;
+        if places.fetch_add(1, Ordering::Relaxed) >= limit {
+            places.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        Some(Place(Arc::clone(places)))
     }
 
     /// The session whose token this is. Takes as long whichever it is, or none.
     pub fn session_of(&self, shown: &[u8]) -> Option<SessionId> {
         let mut found = Choice::from(0);
         let mut session = 0;
-        for (candidate, token) in self.tokens().iter() {
-            let equal = token.as_slice().ct_eq(shown);
-            session.conditional_assign(&candidate.0, equal);
+        for one in self.expected().iter() {
+            let equal = one.token.as_slice().ct_eq(shown);
+            session.conditional_assign(&one.session.0, equal);
             found |= equal;
         }
         bool::from(found).then_some(SessionId(session))
     }
 
-    fn tokens(&self) -> MutexGuard<'_, Vec<(SessionId, Vec<u8>)>> {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner)
+    fn expected(&self) -> MutexGuard<'_, Vec<Expected>> {
+        self.expected.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -62,6 +97,21 @@ mod tests {
         assert_eq!(admission.session_of(b"two"), None);
         admission.forget(SessionId(1));
         assert_eq!(admission.session_of(b"one"), None);
+    }
+
+    #[test]
+    fn a_session_has_places_up_to_the_limit_and_each_comes_back() {
+        let admission = Admission::default();
+        admission.expect(SessionId(1), b"one");
+        let first = admission.place(SessionId(1), 2).unwrap();
+        let second = admission.place(SessionId(1), 2).unwrap();
+        assert!(admission.place(SessionId(1), 2).is_none());
+        drop(first);
+        assert!(admission.place(SessionId(1), 2).is_some());
+        assert!(admission.place(SessionId(2), 2).is_none(), "not expected");
+        admission.forget(SessionId(1));
+        assert!(admission.place(SessionId(1), 2).is_none() && !admission.expects(SessionId(1)));
+        drop(second);
     }
 
     #[test]

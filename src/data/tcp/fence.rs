@@ -1,33 +1,34 @@
 //! The fence: which blocks a peer may write now, and the moment after which it may not.
 //!
 //! The table of armed loads is shared with the callers under a short lock, so that `arm` holds before it returns. In
-//! the I/O thread the lock is taken once for each frame, never for a block. Each load's state is one atomic:
+//! the I/O threads the lock is taken once for each frame, never for a block. Each load's state is one atomic, the number
+//! of reads that are at work in its blocks, each of them in a thread of its own, and whether the fence is closed:
 //!
 //! ```text
-//!              begin of a read                disarm: Pending
-//!     Armed ───────────────────► Writing ───────────────────────► WritingItsLast
-//!       │  ◄───────────────────                                         │
-//!       │       end of the read                                         │ end of the read:
-//!       │ disarm: Done                                                  │ event Disarmed
-//!       └──────────────────────────► Disarmed ◄─────────────────────────┘
+//!             begin of a read
+//!     open, n ───────────────► open, n + 1
+//!       │     ◄───────────────   │
+//!       │      end of a read     │ disarm: Pending
+//!       │                        ▼        end of a read, not the last
+//!       │ disarm: Done         closed, n ────────────────────────────► closed, n - 1
+//!       │ (n = 0)                │ end of the last read: event Disarmed
+//!       └──────────────────►  closed, 0
 //! ```
 //!
-//! Only the I/O thread enters and leaves `Writing`, around one bounded `recvmsg`; so a disarm is usually `Done` at
-//! once, and else waits for that one call.
+//! A read is one bounded `recvmsg`, and none begins once the fence is closed. So a disarm is usually `Done` at once, and
+//! else waits for one call in each I/O thread.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::frame::FrameRefusal;
 use crate::data::Disarm;
 use crate::protocol::ids::{BlockIndex, LoadToken, SessionId};
 
-const ARMED: u8 = 0;
-const WRITING: u8 = 1;
-const WRITING_ITS_LAST: u8 = 2;
-const DISARMED: u8 = 3;
+/// Beside the number of reads.
+const CLOSED: u32 = 1 << 31;
 
 /// The armed loads of one transport.
 #[derive(Default)]
@@ -41,7 +42,7 @@ impl Fence {
         let armed = Arc::new(ArmedLoad {
             load,
             session,
-            state: AtomicU8::new(ARMED),
+            state: AtomicU32::new(0),
             open: OpenBlocks::new(blocks),
             missing: AtomicUsize::new(blocks.len()),
         });
@@ -64,7 +65,7 @@ impl Fence {
         }
     }
 
-    /// The I/O thread has told of the load's end: nothing is left to know of it.
+    /// An I/O thread has told of the load's end: nothing is left to know of it.
     pub fn forget(&self, load: LoadToken) {
         self.table().remove(&load);
     }
@@ -99,7 +100,8 @@ impl Fence {
 pub(super) struct ArmedLoad {
     pub load: LoadToken,
     session: SessionId,
-    state: AtomicU8,
+    /// See the module: reads under way, and [`CLOSED`].
+    state: AtomicU32,
     open: OpenBlocks,
     /// Blocks whose bytes are not all in.
     missing: AtomicUsize,
@@ -110,49 +112,38 @@ pub(super) enum Access<T> {
     /// The load was disarmed before; nothing was done.
     Barred,
     Wrote(T),
+    /// The load was disarmed meanwhile, and others are still writing.
+    WroteLate(T),
     /// The load was disarmed meanwhile: this was the last write, and the caller must say so.
     WroteLast(T),
 }
 
 impl ArmedLoad {
-    /// Runs `write` unless the load is disarmed. For the I/O thread only; `write` must not block.
+    /// Runs `write` unless the load is disarmed. For the I/O threads only; `write` must not block.
     pub fn write_while_armed<T>(&self, write: impl FnOnce() -> T) -> Access<T> {
-        if !self.step(ARMED, WRITING) {
+        let enter = |state| (state & CLOSED == 0).then_some(state + 1);
+        if self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, enter).is_err() {
             return Access::Barred;
         }
         let result = write();
-        if self.step(WRITING, ARMED) {
-            return Access::Wrote(result);
+        match self.state.fetch_sub(1, Ordering::AcqRel) - 1 {
+            CLOSED => Access::WroteLast(result),
+            state if state & CLOSED == 0 => Access::Wrote(result),
+            _ => Access::WroteLate(result),
         }
-        self.state.store(DISARMED, Ordering::Release);
-        Access::WroteLast(result)
     }
 
-    /// So many more blocks are in; true with the last of them. For the I/O thread only.
+    /// So many more blocks are in; true with the last of them, and then what other threads wrote is there too. For the I/O
+    /// threads only.
     pub fn has_landed(&self, blocks: usize) -> bool {
-        self.missing.fetch_sub(blocks, Ordering::Relaxed) == blocks
+        self.missing.fetch_sub(blocks, Ordering::AcqRel) == blocks
     }
 
-    /// Two steps can be taken from under each other by the I/O thread, hence the loop; it ends with the first
-    /// that holds.
     fn disarm(&self) -> Disarm {
-        loop {
-            if self.step(ARMED, DISARMED) {
-                return Disarm::Done;
-            }
-            if self.step(WRITING, WRITING_ITS_LAST) {
-                return Disarm::Pending;
-            }
-            match self.state.load(Ordering::Acquire) {
-                WRITING_ITS_LAST => return Disarm::Pending,
-                DISARMED => return Disarm::Done,
-                _ => {}
-            }
+        match self.state.fetch_or(CLOSED, Ordering::AcqRel) & !CLOSED {
+            0 => Disarm::Done,
+            _ => Disarm::Pending,
         }
-    }
-
-    fn step(&self, from: u8, to: u8) -> bool {
-        self.state.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
 }
 
@@ -307,25 +298,56 @@ mod tests {
     }
 
     #[test]
-    fn disarms_that_race_with_reads_never_leave_a_write_behind() {
-        for _ in 0..200 {
+    fn a_disarm_inside_of_two_reads_is_pending_until_the_last_of_them_ends() {
+        let fence = fence_with(&[1, 2]);
+        let [first, second] =
+            [1, 2].map(|block| fence.admit(SESSION, Some(LOAD), blocks(&[block]).into_iter()).unwrap());
+        let outer = first.write_while_armed(|| {
+            let inner = second.write_while_armed(|| assert_eq!(fence.disarm(LOAD), Disarm::Pending));
+            assert!(matches!(inner, Access::WroteLate(())), "the other read goes on");
+            assert!(matches!(second.write_while_armed(|| ()), Access::Barred));
+            assert_eq!(fence.disarm(LOAD), Disarm::Pending, "asked again, still not closed");
+        });
+        assert!(matches!(outer, Access::WroteLast(())), "it tells of the end, and it alone");
+        assert_eq!(fence.disarm(LOAD), Disarm::Done);
+    }
+
+    #[test]
+    fn disarms_that_race_with_reads_of_two_threads_never_leave_a_write_behind() {
+        for _ in 0..500 {
             let fence = fence_with(&[1]);
             let armed = fence.admit(SESSION, Some(LOAD), blocks(&[1]).into_iter()).unwrap();
             let closed = std::sync::atomic::AtomicBool::new(false);
-            std::thread::scope(|scope| {
-                scope.spawn(|| {
-                    loop {
-                        let write = || assert!(!closed.load(Ordering::SeqCst), "wrote after the fence");
-                        match armed.write_while_armed(write) {
-                            Access::Wrote(()) => {}
-                            Access::WroteLast(()) | Access::Barred => break,
+            let last = AtomicUsize::new(0);
+            let read = || {
+                loop {
+                    let write = || assert!(!closed.load(Ordering::SeqCst), "wrote after the fence");
+                    match armed.write_while_armed(write) {
+                        Access::Wrote(()) => {}
+                        Access::WroteLate(()) | Access::Barred => break,
+                        Access::WroteLast(()) => {
+                            last.fetch_add(1, Ordering::SeqCst);
+                            closed.store(true, Ordering::SeqCst);
+                            break;
                         }
                     }
-                });
-                if fence.disarm(LOAD) == Disarm::Done {
+                }
+            };
+            let disarmed = std::thread::scope(|scope| {
+                scope.spawn(read);
+                scope.spawn(read);
+                let disarmed = fence.disarm(LOAD);
+                if disarmed == Disarm::Done {
                     closed.store(true, Ordering::SeqCst);
                 }
+                disarmed
             });
+            let told = usize::from(disarmed == Disarm::Pending);
+            assert_eq!(
+                last.load(Ordering::SeqCst),
+                told,
+                "a pending disarm is told of once, a done one never"
+            );
         }
     }
 }

@@ -348,6 +348,11 @@ impl FrameHeader {
         Ok(FrameHeader { transfer: TransferId(transfer), load, blocks, pull: flags & FLAG_PULL != 0 })
     }
 
+    /// Bytes of a frame that brings one block.
+    pub fn shortest(block_len: usize) -> u64 {
+        (Self::LEN + INDEX_LEN + block_len + size_of::<Tail>()) as u64
+    }
+
     /// Of all tables.
     pub fn table_len(&self) -> usize {
         self.blocks as usize * INDEX_LEN * if self.pull { 2 } else { 1 }

@@ -15,9 +15,11 @@
 
 use std::sync::Arc;
 
+use super::admission;
 use super::fence::{Access, ArmedLoad, Fence};
 use super::frame::{Ack, FrameHeader, FrameRefusal, TAIL_WHOLE, TAIL_WITHDRAWN, Tail};
 use super::io_vectors::{Body, Moved, Place, discard};
+use super::listener::Guest;
 use super::reactor::{Connection, Fill, Outbox, Reactor, fill};
 use super::sys::{Interest, Readiness, set_receive_low_water};
 use crate::data::DataEvent;
@@ -29,8 +31,6 @@ use crate::protocol::ids::{BlockPair, SessionId};
 const BYTES_PER_TURN: usize = 1 << 20;
 /// What a frame costs of a turn besides its bytes: many tiny frames are work too.
 const FRAME_COST: usize = 4096;
-/// In the middle of a frame, waking up for fewer bytes costs more than it gains.
-const LOW_WATER: usize = 256 << 10;
 /// A writer that does not read its acks is not read from either.
 const MAX_WAITING_ACKS: usize = 256 * Ack::LEN;
 
@@ -99,20 +99,26 @@ pub(super) struct Inbound {
     acks: Outbox,
     /// What the socket was told last.
     low_water: usize,
+    /// The frame that ended last was not the end of its load.
+    load_goes_on: bool,
+    _seat: admission::Place,
 }
 
 impl Inbound {
-    pub fn new(connection: Connection, session: SessionId, from: String, source: Option<Source>) -> Inbound {
+    pub fn new(connection: Connection, guest: Guest) -> Inbound {
+        let Guest { session, from, source, place, .. } = guest;
         Inbound {
             connection,
             session,
             from,
             state: AT_FRAME_START,
             source,
+            _seat: place,
             table: Vec::new(),
             tail: [0; 4],
             acks: Outbox::default(),
             low_water: 1,
+            load_goes_on: false,
         }
     }
 
@@ -123,7 +129,10 @@ impl Inbound {
         }
         if ready.readable {
             self.read(reactor, fence)?;
-            self.set_low_water(reactor.block_len()).map_err(broken)?;
+            if self.expects_more() {
+                reactor.note_traffic();
+            }
+            self.set_low_water(reactor.block_len(), reactor.low_water()).map_err(broken)?;
         }
         self.acks.flush(&self.connection.socket).map_err(broken)?;
         if matches!(self.state, State::Pulling { .. }) {
@@ -146,14 +155,31 @@ impl Inbound {
         Ok(())
     }
 
-    /// Never more than the current frame still brings, so its end is always noticed.
-    fn set_low_water(&mut self, block_len: usize) -> std::io::Result<()> {
+    /// Bytes are on their way that a load waits for.
+    fn expects_more(&self) -> bool {
+        match self.state {
+            State::Header { .. } => self.load_goes_on,
+            State::Table { .. } | State::Landing { .. } => true,
+            State::Pulling { .. } | State::Discarding { .. } => false,
+        }
+    }
+
+    /// Never more than the current frame still brings, so its end is always noticed; and of the next frame no more than
+    /// its head and one block, which it has at least. Where blocks are pulled, every byte counts.
+    fn set_low_water(&mut self, block_len: usize, low_water: usize) -> std::io::Result<()> {
+        if self.source.is_some() {
+            return Ok(());
+        }
         let left = match &self.state {
-            State::Header { .. } | State::Table { .. } | State::Pulling { .. } => 1,
+            State::Pulling { .. } => 1,
+            State::Header { got, .. } => FrameHeader::shortest(block_len).saturating_sub(*got as u64),
+            State::Table { header, got } => {
+                (header.table_len() as u64 + header.body_len(block_len)).saturating_sub(*got as u64)
+            }
             State::Landing { header, got, .. } => header.body_len(block_len).saturating_sub(*got),
             State::Discarding { left, .. } => *left,
         };
-        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(LOW_WATER);
+        let wanted = usize::try_from(left).unwrap_or(usize::MAX).min(low_water);
         if wanted != self.low_water {
             set_receive_low_water(&self.connection.socket, wanted)?;
             self.low_water = wanted;
@@ -229,6 +255,7 @@ impl Inbound {
         });
         let (pulled, open) = match access {
             Access::Wrote(pulled) => (pulled, true),
+            Access::WroteLate(pulled) => (pulled, false),
             Access::WroteLast(pulled) => {
                 fence.forget(load.load);
                 reactor.events.push(DataEvent::Disarmed { load: load.load });
@@ -244,7 +271,7 @@ impl Inbound {
             if !source.was_alive(&self.connection.socket) {
                 return Err(Some("it closed while its blocks were copied".to_owned()));
             }
-            note_landed(load, header, reactor, fence);
+            let _: bool = note_landed(load, header, reactor, fence);
             self.acknowledge(header, Ok(()));
         }
         Ok(Step::Moved(bytes))
@@ -272,6 +299,7 @@ impl Inbound {
         });
         let (received, open) = match access {
             Access::Wrote(received) => (received, true),
+            Access::WroteLate(received) => (received, false),
             Access::WroteLast(received) => {
                 fence.forget(load.load);
                 reactor.events.push(DataEvent::Disarmed { load: load.load });
@@ -305,7 +333,7 @@ impl Inbound {
     ) -> Result<(), End> {
         match self.tail {
             TAIL_WHOLE => {
-                note_landed(load, header, reactor, fence);
+                self.load_goes_on = !note_landed(load, header, reactor, fence);
                 self.acknowledge(header, Ok(()));
                 Ok(())
             }
@@ -347,12 +375,14 @@ impl Inbound {
     }
 }
 
-/// All blocks of a frame are in; perhaps with them all of the load's.
-fn note_landed(load: &ArmedLoad, header: FrameHeader, reactor: &mut Reactor, fence: &Fence) {
-    if load.has_landed(header.blocks as usize) {
+/// All blocks of a frame are in; true if with them all of the load's are.
+fn note_landed(load: &ArmedLoad, header: FrameHeader, reactor: &mut Reactor, fence: &Fence) -> bool {
+    let is_whole = load.has_landed(header.blocks as usize);
+    if is_whole {
         fence.forget(load.load);
         reactor.events.push(DataEvent::Landed { load: load.load });
     }
+    is_whole
 }
 
 fn moved(received: std::io::Result<Moved>) -> Result<Step, End> {

@@ -8,9 +8,8 @@ use std::time::Duration;
 
 use socket2::{Domain, Protocol, SockAddr, Socket, Type};
 
-use super::admission::Admission;
+use super::admission::{Admission, Place};
 use super::frame::{Answer, HandoverHead, Hello, HelloRefusal, VERSION};
-use super::inbound::Inbound;
 use super::reactor::{Connection, Fill, LISTENER, LOCAL_LISTENER, Outbox, Reactor, Route, fill_from};
 use super::sys::{ConnectionId, Interest};
 use super::{TcpConfig, describe_bind_error};
@@ -56,6 +55,23 @@ fn open_listening_socket(address: SocketAddr) -> io::Result<(Socket, u16)> {
     socket.listen(BACKLOG)?;
     let bound = socket.local_addr()?.as_socket().ok_or_else(|| io::Error::other("bound to no IP address"))?;
     Ok((socket, bound.port()))
+}
+
+/// A connection that has proved whose it is, in no epoll set.
+pub(super) struct Admitted {
+    pub socket: Socket,
+    pub guest: Guest,
+}
+
+/// Who a connection is from.
+pub(super) struct Guest {
+    pub session: SessionId,
+    /// Its number among the writer's.
+    pub stream: usize,
+    pub from: String,
+    /// The writer's region, where blocks are pulled from it.
+    pub source: Option<Source>,
+    pub place: Place,
 }
 
 pub(super) struct Listener {
@@ -158,13 +174,10 @@ impl Listener {
         id: ConnectionId,
         reactor: &mut Reactor,
         admission: &Admission,
-        streams_of: impl Fn(SessionId) -> usize,
-    ) -> Option<Inbound> {
+    ) -> Option<Admitted> {
         let mut greeting = self.greetings.remove(&id)?;
         let verdict = match greeting.read() {
-            Ok(Some(hello)) => greeting
-                .judge(&hello, reactor, admission, streams_of)
-                .and_then(|session| Ok((session, greeting.reach(&hello, session, reactor)?))),
+            Ok(Some(hello)) => greeting.verdict(&hello, reactor, admission),
             Ok(None) => {
                 self.greetings.insert(id, greeting);
                 return None;
@@ -196,6 +209,20 @@ impl Listener {
         if let Some(local) = &self.doors.local {
             let _ = local.shutdown(Shutdown::Both);
         }
+    }
+}
+
+/// What a hello that is accepted gets.
+struct Pass {
+    session: SessionId,
+    stream: usize,
+    source: Option<Source>,
+    place: Place,
+}
+
+impl Pass {
+    fn reach(&self) -> Reach {
+        self.source.as_ref().map_or(Reach::Stream, Source::reach)
     }
 }
 
@@ -292,13 +319,23 @@ impl Greeting {
         Source::open(handover, reactor.block_len(), &self.connection.socket).map(Some).map_err(refuse)
     }
 
+    fn verdict(
+        &mut self,
+        hello: &Hello,
+        reactor: &Reactor,
+        admission: &Admission,
+    ) -> std::result::Result<Pass, HelloRefusal> {
+        let (session, place) = self.judge(hello, reactor, admission)?;
+        let source = self.reach(hello, session, reactor)?;
+        Ok(Pass { session, stream: hello.stream.into(), source, place })
+    }
+
     fn judge(
         &self,
         hello: &Hello,
         reactor: &Reactor,
         admission: &Admission,
-        streams_of: impl Fn(SessionId) -> usize,
-    ) -> std::result::Result<SessionId, HelloRefusal> {
+    ) -> std::result::Result<(SessionId, Place), HelloRefusal> {
         if hello.version != VERSION {
             return Err(HelloRefusal::Version { receiver: VERSION.into() });
         }
@@ -309,28 +346,26 @@ impl Greeting {
             return Err(HelloRefusal::BlockLen { receiver: block_len });
         }
         let limit = reactor.config.max_streams_per_session;
-        if streams_of(session) >= limit {
-            return Err(HelloRefusal::TooManyStreams { limit: limit as u64 });
-        }
-        Ok(session)
+        let place = admission.place(session, limit);
+        Ok((session, place.ok_or(HelloRefusal::TooManyStreams { limit: limit as u64 })?))
     }
 
     /// Nothing was sent before on this connection, so the few bytes fit its buffer or it is broken.
     fn answer(
         self,
-        verdict: std::result::Result<(SessionId, Option<Source>), HelloRefusal>,
+        verdict: std::result::Result<Pass, HelloRefusal>,
         reactor: &mut Reactor,
-    ) -> Option<Inbound> {
+    ) -> Option<Admitted> {
         let mut outbox = Outbox::default();
-        let reach = |source: &Option<Source>| source.as_ref().map_or(Reach::Stream, Source::reach);
-        outbox.push(&Answer(verdict.as_ref().map(|(_, source)| reach(source)).map_err(|why| *why)).encode());
+        outbox.push(&Answer(verdict.as_ref().map(Pass::reach).map_err(|why| *why)).encode());
         let sent = outbox.flush(&self.connection.socket);
         match (verdict, sent) {
-            (Ok((session, source)), Ok(())) if outbox.waiting() == 0 => {
-                reactor.reroute(self.connection.id, Route::Inbound);
+            (Ok(pass), Ok(())) if outbox.waiting() == 0 => {
                 let from = self.from();
-                log::debug!("tcp: data connection of session {session} from {from}: {}", reach(&source));
-                return Some(Inbound::new(self.connection, session, from, source));
+                log::debug!("tcp: data connection of session {} from {from}: {}", pass.session, pass.reach());
+                let socket = reactor.release(self.connection);
+                let Pass { session, stream, source, place } = pass;
+                return Some(Admitted { socket, guest: Guest { session, stream, from, source, place } });
             }
             (Err(refusal), Ok(())) => {
                 log::warn!("tcp: refused a data connection from {}: {refusal}", self.from());

@@ -1,9 +1,9 @@
 //! The built-in data transport: plain TCP, straight from and into the regions.
 //!
-//! One I/O thread for each transport (`thread`) owns the listener and all streams; callers reach it through a queue.
-//! Only what must hold the moment a call returns is shared: the access tokens (`admission`) and the armed loads
-//! (`fence`). The writer's side is `dial`, `stream`, `peer`; the receiver's `listener`, `inbound`; what they
-//! say to each other is `frame`.
+//! One I/O thread for each transport, or two where there are several streams to a peer (`thread`), own the listener and
+//! all streams; callers reach them through a queue (`mailbox`). Shared is what must hold the moment a call returns: the
+//! access tokens (`admission`) and the armed loads (`fence`); and what waits to be written to a peer (`line`). The writer's
+//! side is `dial`, `stream`, `peer`; the receiver's `listener`, `inbound`; what they say to each other is `frame`.
 
 mod admission;
 mod dial;
@@ -11,7 +11,9 @@ mod fence;
 mod frame;
 mod inbound;
 mod io_vectors;
+mod line;
 mod listener;
+mod mailbox;
 mod peer;
 mod reactor;
 mod stream;
@@ -21,22 +23,25 @@ mod thread;
 pub(in crate::data) use reactor::EventSink;
 pub(in crate::data) use sys::EventFd;
 
+use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, Sender};
 
-use self::admission::Admission;
 use self::dial::Target;
-use self::fence::Fence;
-use self::reactor::{LISTENER, LOCAL_LISTENER, Reactor, WAKE};
+use self::frame::MAX_FRAME_BLOCKS;
+use self::line::Line;
+use self::listener::Doors;
+use self::mailbox::{Command, Inbox, Mailbox};
+use self::reactor::{LISTENER, LOCAL_LISTENER, Reactor, Seat, WAKE};
 use self::sys::{Epoll, Interest};
-use self::thread::{Command, Shared};
+use self::thread::Shared;
 use super::same_host::RegionFile;
 use super::{DataEvent, DataTransport, Disarm, PeerOffer, Region};
 use crate::host::spawn_without_signals;
@@ -45,6 +50,10 @@ use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{BlockIndex, BlockPair, LoadToken, SessionId, TransferId};
 
 const MAX_STREAMS: usize = 16;
+/// More gain nothing: two fill the memory's bandwidth.
+const MAX_THREADS: usize = 2;
+/// Frames are not cut smaller than this for the sake of balance between streams.
+const MIN_BALANCED_FRAME: usize = 256 << 10;
 
 /// How the transport behaves. The defaults suit one or two fast networks and some hundred peers.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +62,7 @@ pub struct TcpConfig {
     pub bind_ip: IpAddr,
     /// 0: any free one, see [`TcpTransport::local_port`].
     pub port: u16,
-    /// Connections to each peer that is written to, 1 to 16.
+    /// Connections to each peer that is written to, 1 to 16. With several there are two I/O threads, for both directions.
     pub streams: usize,
     /// TCP congestion control by name. `None`: `reno` to peers on this host, else the system's default.
     pub congestion: Option<String>,
@@ -98,16 +107,18 @@ pub struct TcpTransport {
     region: Region,
     port: u16,
     shared: Arc<Shared>,
-    commands: Sender<Command>,
+    mailboxes: Vec<Mailbox>,
+    /// What waits for each peer that was registered.
+    lines: HashMap<SessionId, Arc<Line>>,
     /// For what needs no thread to be known.
     own_events: Sender<DataEvent>,
     events: Receiver<DataEvent>,
     ready: Arc<EventFd>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl TcpTransport {
-    /// Binds the port and starts the I/O thread, `p2pkv-tcp`.
+    /// Binds the port and starts the I/O threads, `p2pkv-tcp`.
     pub fn new(region: Region, config: &TcpConfig) -> Result<TcpTransport> {
         TcpTransport::with_file(region, config, None)
     }
@@ -115,45 +126,61 @@ impl TcpTransport {
     /// As `new`; peers of this host may map `file`, which the region is a mapping of.
     pub fn with_file(region: Region, config: &TcpConfig, file: Option<RegionFile>) -> Result<TcpTransport> {
         check(config)?;
-        let config = Arc::new(config.clone());
-        let doors = listener::bind(&config)?;
-        let port = doors.port;
-        let (commands, command_queue) = crossbeam_channel::unbounded();
-        let (event_queue, events) = crossbeam_channel::unbounded();
         let resources = |error: io::Error| os_error("starting the tcp data plane", &error);
-        let ready = Arc::new(EventFd::new().map_err(resources)?);
-        let shared = Arc::new(Shared {
-            admission: Admission::default(),
-            fence: Fence::default(),
-            stop: AtomicBool::new(false),
-            wake: EventFd::new().map_err(resources)?,
-        });
-        let epoll = Epoll::new().map_err(resources)?;
-        epoll.add(shared.wake.as_raw_fd(), WAKE, Interest::READ).map_err(resources)?;
-        epoll.add(doors.tcp.as_raw_fd(), LISTENER, Interest::READ).map_err(resources)?;
-        if let Some(local) = &doors.local {
-            epoll.add(local.as_raw_fd(), LOCAL_LISTENER, Interest::READ).map_err(resources)?;
-        }
-        let thread = {
-            let (shared, config) = (Arc::clone(&shared), Arc::clone(&config));
-            let sink = EventSink::new(event_queue.clone(), Arc::clone(&ready));
-            spawn_without_signals("p2pkv-tcp", move || {
-                let reactor = Reactor::new(config, (region, file), epoll, sink);
-                thread::run(shared, command_queue, reactor, doors);
-            })
+        let doors = listener::bind(config)?;
+        let (own_events, events) = crossbeam_channel::unbounded();
+        let (mailboxes, inboxes): (Vec<Mailbox>, Vec<Inbox>) = (0..thread_count(config.streams, cpu_count()))
+            .map(|_| mailbox::open())
+            .collect::<io::Result<Vec<_>>>()
             .map_err(resources)?
-        };
-        Ok(TcpTransport {
-            config,
+            .into_iter()
+            .unzip();
+        let mut transport = TcpTransport {
+            config: Arc::new(config.clone()),
             region,
-            port,
-            shared,
-            commands,
-            own_events: event_queue,
+            port: doors.port,
+            shared: Arc::default(),
+            mailboxes,
+            lines: HashMap::new(),
+            own_events,
             events,
-            ready,
-            thread: Some(thread),
-        })
+            ready: Arc::new(EventFd::new().map_err(resources)?),
+            threads: Vec::new(),
+        };
+        let mut doors = Some(doors);
+        for (index, inbox) in inboxes.into_iter().enumerate() {
+            transport.start(index, inbox, doors.take(), file.clone()).map_err(resources)?;
+        }
+        Ok(transport)
+    }
+
+    fn start(
+        &mut self,
+        index: usize,
+        inbox: Inbox,
+        doors: Option<Doors>,
+        file: Option<RegionFile>,
+    ) -> io::Result<()> {
+        let epoll = Epoll::new()?;
+        epoll.add(inbox.wake_fd(), WAKE, Interest::READ)?;
+        if let Some(doors) = &doors {
+            epoll.add(doors.tcp.as_raw_fd(), LISTENER, Interest::READ)?;
+            if let Some(local) = &doors.local {
+                epoll.add(local.as_raw_fd(), LOCAL_LISTENER, Interest::READ)?;
+            }
+        }
+        let seat = Seat {
+            index,
+            threads: self.mailboxes.clone(),
+            has_cpu_to_spare: cpu_count() > self.mailboxes.len(),
+        };
+        let sink = EventSink::new(self.own_events.clone(), Arc::clone(&self.ready));
+        let (shared, config, region) = (Arc::clone(&self.shared), Arc::clone(&self.config), self.region);
+        self.threads.push(spawn_without_signals("p2pkv-tcp", move || {
+            let reactor = Reactor::new(seat, config, (region, file), epoll, sink);
+            thread::run(shared, inbox, reactor, doors);
+        })?);
+        Ok(())
     }
 
     /// Where the listener is, to be told to peers.
@@ -168,10 +195,16 @@ impl TcpTransport {
         self.ready.signal();
     }
 
-    fn post(&self, command: Command) {
-        // The receiving end lives as long as the thread, and that until we are dropped.
-        let _ = self.commands.send(command);
-        self.shared.wake.signal();
+    fn post_all(&self, command: impl Fn() -> Command) {
+        self.mailboxes.iter().for_each(|mailbox| mailbox.post(command()));
+    }
+
+    /// Blocks to a frame: enough frames for all streams, none too small for its header or too large for its table.
+    fn frame_blocks(&self, blocks: usize) -> usize {
+        let holding = |bytes: usize| (bytes / self.region.block_len()).clamp(1, MAX_FRAME_BLOCKS);
+        let most = holding(self.config.frame_bytes);
+        let least = holding(MIN_BALANCED_FRAME).min(most);
+        blocks.div_ceil(self.config.streams.max(1)).clamp(least, most)
     }
 }
 
@@ -196,12 +229,16 @@ impl DataTransport for TcpTransport {
         let local_port =
             addresses.first().map(SocketAddr::port).filter(|_| same_host && self.config.same_host);
         let streams = self.config.streams;
-        self.post(Command::RegisterPeer(Target { session, addresses, local_port, token, streams }));
+        let target = Target { session, addresses, local_port, token, streams };
+        let line = Arc::new(Line::new(target, self.mailboxes.len()));
+        self.lines.insert(session, Arc::clone(&line));
+        self.post_all(|| Command::RegisterPeer(Arc::clone(&line)));
     }
 
     fn drop_peer(&mut self, session: SessionId) {
         self.shared.admission.forget(session);
-        self.post(Command::DropPeer(session));
+        self.lines.remove(&session);
+        self.post_all(|| Command::DropPeer(session));
     }
 
     fn arm(&mut self, session: SessionId, load: LoadToken, blocks: &[BlockIndex]) {
@@ -225,12 +262,20 @@ impl DataTransport for TcpTransport {
                 format!("a write of {} blocks that are not all in the region of {limit}", blocks.len());
             return self.tell(DataEvent::TransferFailed { transfer, reason, decisive: false });
         }
-        let blocks = Box::from(blocks);
-        self.post(Command::Write { session, transfer, load, blocks });
+        let frame_blocks = self.frame_blocks(blocks.len());
+        let pushed = match self.lines.get(&session) {
+            Some(line) => line.push(transfer, load, blocks, frame_blocks),
+            None => Err(format!("session {session} has no data connection to write to")),
+        };
+        match pushed {
+            Ok(()) => self.post_all(|| Command::Look(session)),
+            Err(reason) => self.tell(DataEvent::TransferFailed { transfer, reason, decisive: true }),
+        }
     }
 
     fn cancel(&mut self, transfers: &[TransferId]) {
-        self.post(Command::Cancel(transfers.to_vec()));
+        let transfers: Arc<[TransferId]> = Arc::from(transfers);
+        self.post_all(|| Command::Cancel(Arc::clone(&transfers)));
     }
 
     fn poll(&mut self, events: &mut Vec<DataEvent>) {
@@ -242,13 +287,22 @@ impl DataTransport for TcpTransport {
 impl Drop for TcpTransport {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
-        self.shared.wake.signal();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("the tcp data plane's thread panicked");
+        self.mailboxes.iter().for_each(Mailbox::wake);
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                log::error!("a thread of the tcp data plane panicked");
+            }
         }
     }
+}
+
+/// One thread is enough for one stream: its bytes come one after the other.
+fn thread_count(streams: usize, cpus: usize) -> usize {
+    streams.min(cpus).clamp(1, MAX_THREADS)
+}
+
+fn cpu_count() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 fn check(config: &TcpConfig) -> Result<()> {
@@ -278,4 +332,16 @@ fn os_error(doing: &str, error: &io::Error) -> Error {
         _ => ErrorKind::Os,
     };
     Error::new(kind, format!("{doing}: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_are_as_many_threads_as_streams_and_cpus_can_use_and_never_more_than_two() {
+        let counts =
+            [(1, 8), (2, 8), (16, 64), (2, 1), (16, 2)].map(|(streams, cpus)| thread_count(streams, cpus));
+        assert_eq!(counts, [1, 2, 2, 1, 2]);
+    }
 }

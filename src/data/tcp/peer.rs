@@ -1,4 +1,5 @@
-//! A peer that we write to: its streams, and the transfers that wait for them.
+//! A peer that we write to, as one I/O thread sees it: the streams that are this thread's. What is written over them is the
+//! [`Line`], which all threads share.
 //!
 //! Each stream fills one slot:
 //!
@@ -8,124 +9,68 @@
 //!     ▲                     │ no address is left      │ lost
 //!     └─────────────────────┴─────────────────────────┘
 //! ```
-//!
-//! Transfers wait in one line. A stream that has room takes the next frame off the first of them, so the faster
-//! stream carries more, and nothing is queued but the lists of blocks. Each transfer:
-//!
-//! ```text
-//!               frames begin                     all begun, all acked
-//!   Waiting ─────────────────► under way ───────────────────────────────► TransferDone
-//!      │                          │ refused, stream lost:
-//!      │                          ▼ no further frame begins
-//!      │                       failing ── frames that began are acked, or their streams are closed ──┐
-//!      └──────────┬───────────────┘                                                                  ▼
-//!                 └─ cancel: at once, begun frames go on with filler ──────────────────────► TransferFailed
-//! ```
 
-use std::collections::{HashMap, VecDeque};
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
-use super::dial::{Dial, Step, Target};
-use super::frame::{Ack, MAX_FRAME_BLOCKS};
+use super::dial::{Dial, Step};
+use super::line::{AfterLoss, Line};
 use super::reactor::Reactor;
-use super::stream::{FramePlan, Sent, Stream};
+use super::stream::{LetGo, Sent, Stream};
 use super::sys::Readiness;
-use crate::data::DataEvent;
-use crate::protocol::ids::{BlockPair, LoadToken, TransferId};
+use crate::protocol::ids::{SessionId, TransferId};
 use crate::protocol::timer::Timestamp;
 
 /// Bytes that one stream may send before others get their turn.
 const BYTES_PER_TURN: usize = 1 << 20;
-/// Frames are not cut smaller than this for the sake of balance between streams.
-const MIN_BALANCED_FRAME: usize = 256 << 10;
 /// While other streams carry on, a lost one is not dialled more often than this.
 const REDIAL_PAUSE: Duration = Duration::from_secs(1);
 /// A receiver that pulls acknowledges what was cancelled at once. One that does not is frozen or overloaded: only closing
 /// its stream makes sure that what it still copies counts for nothing.
 const CANCEL_GRACE: Duration = Duration::from_millis(25);
-/// Streams lost in a row, each for one of the slots, without a single ack between: the peer is given up.
-const MAX_FRUITLESS_LOSSES: usize = 3;
 
 /// Whether the peer is still one after what has happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub(super) enum Fate {
     Stays,
-    /// Its registration failed, and it said so.
+    /// Its registration failed: this thread has nothing of it any more.
     Refused,
 }
 
 enum Slot {
-    Empty { not_before: Timestamp },
+    /// Another thread's.
+    Elsewhere,
+    Empty {
+        not_before: Timestamp,
+    },
     Dialing(Dial),
     Open(Stream),
 }
 
 const EMPTY: Slot = Slot::Empty { not_before: Timestamp::ZERO };
 
-#[derive(Clone, Debug)]
-struct Failure {
-    reason: String,
-    blame: Blame,
-}
-
-/// What a failure says about the peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Blame {
-    /// The transfer was given up, here or by the receiver.
-    Nobody,
-    ThisTime,
-    /// Nothing more will succeed.
-    ForGood,
-}
-
-struct Transfer {
-    load: Option<LoadToken>,
-    blocks: Box<[BlockPair]>,
-    frame_blocks: usize,
-    /// Blocks before this position are in frames that have begun.
-    begun: usize,
-    unacked_frames: usize,
-    failure: Option<Failure>,
-    /// Cancelled while the receiver copies it: when that must have ended.
-    pulled_until: Option<Timestamp>,
-}
-
-impl Transfer {
-    fn is_waiting(&self) -> bool {
-        self.failure.is_none() && self.begun < self.blocks.len()
-    }
-
-    fn is_over(&self) -> bool {
-        self.unacked_frames == 0 && !self.is_waiting()
-    }
-}
-
 pub(super) struct Peer {
-    target: Target,
+    line: Arc<Line>,
     slots: Vec<Slot>,
-    registered: bool,
-    /// In order; see [`Self::tidy_line`].
-    waiting: VecDeque<TransferId>,
-    transfers: HashMap<TransferId, Transfer>,
-    fruitless_losses: usize,
 }
 
 impl Peer {
-    /// Starts to open all streams.
-    pub fn register(target: Target, reactor: &mut Reactor) -> Option<Peer> {
-        let slots = (0..target.streams).map(|_| EMPTY).collect();
-        let mut peer = Peer {
-            target,
-            slots,
-            registered: false,
-            waiting: VecDeque::new(),
-            transfers: HashMap::new(),
-            fruitless_losses: 0,
-        };
+    /// Starts to open this thread's streams.
+    pub fn register(line: Arc<Line>, reactor: &mut Reactor) -> Option<Peer> {
+        let session = line.target.session;
+        let mine = |slot| if reactor.seat.has_stream(session, slot) { EMPTY } else { Slot::Elsewhere };
+        let slots = (0..line.target.streams).map(mine).collect();
+        let mut peer = Peer { line, slots };
+        if peer.line.is_over() {
+            return peer.leave(reactor);
+        }
         for slot in 0..peer.slots.len() {
-            let step = Dial::start(&peer.target, slot, reactor);
+            if !matches!(peer.slots.get(slot), Some(Slot::Empty { .. })) {
+                continue;
+            }
+            let step = Dial::start(&peer.line.target, slot, reactor);
             if peer.settle_dial(slot, step, reactor) == Fate::Refused {
                 return None;
             }
@@ -133,85 +78,63 @@ impl Peer {
         Some(peer)
     }
 
-    pub fn write(
-        &mut self,
-        id: TransferId,
-        load: Option<LoadToken>,
-        blocks: Box<[BlockPair]>,
-        reactor: &mut Reactor,
-    ) -> Fate {
-        let frame_blocks = frame_blocks(blocks.len(), self.target.streams, reactor);
-        let transfer = Transfer {
-            load,
-            blocks,
-            frame_blocks,
-            begun: 0,
-            unacked_frames: 0,
-            failure: None,
-            pulled_until: None,
-        };
-        self.transfers.insert(id, transfer);
-        self.waiting.push_back(id);
-        if !self.registered {
-            return Fate::Stays;
+    /// Another thread refused it before this one had begun.
+    fn leave(self, reactor: &mut Reactor) -> Option<Peer> {
+        self.line.closed_part(&mut reactor.events);
+        None
+    }
+
+    fn session(&self) -> SessionId {
+        self.line.target.session
+    }
+
+    /// The line has changed: work came, or the end.
+    pub fn look(&mut self, reactor: &mut Reactor) -> Fate {
+        if self.line.is_over() {
+            self.close_streams("the peer refused another stream", reactor);
+            self.line.closed_part(&mut reactor.events);
+            return Fate::Refused;
         }
         self.dial_missing(reactor);
         self.pump_all(reactor)
     }
 
     /// Ends transfers at once. What has not begun never will; frames that have begun go on without the blocks. Only what a
-    /// receiver is copying itself it must stop first.
-    pub fn cancel(&mut self, transfers: &[TransferId], reactor: &mut Reactor) {
-        for id in transfers {
-            if let Some(until) = self.end_of_pulls(*id, reactor) {
-                self.withdraw(*id, until, reactor);
-            } else if let Some(transfer) = self.transfers.remove(id) {
-                self.abandon_frames(*id);
-                report(*id, Some(transfer.failure.unwrap_or_else(cancelled)), reactor);
-            }
-        }
-        self.tidy_line();
-    }
-
-    fn abandon_frames(&mut self, id: TransferId) {
-        for slot in &mut self.slots {
-            if let Slot::Open(stream) = slot {
-                stream.abandon(id);
-            }
-        }
-    }
-
-    /// When the receiver must have stopped copying the transfer's blocks; `None` if it is copying none.
-    fn end_of_pulls(&self, id: TransferId, reactor: &mut Reactor) -> Option<Timestamp> {
-        let pulls =
-            |slot: &&Slot| matches!(slot, Slot::Open(stream) if stream.is_pulled() && stream.has_unacked(id));
-        match self.slots.iter().find(pulls)? {
-            Slot::Open(stream) => Some(stream.wake_in(CANCEL_GRACE, reactor)),
-            Slot::Empty { .. } | Slot::Dialing(_) => None,
-        }
-    }
-
-    /// Nothing more of the transfer begins; it ends with the acks of what has, or when its streams are closed for want of
+    /// receiver is copying itself it must stop first: it ends with the acks, or when its streams are closed for want of
     /// them.
-    fn withdraw(&mut self, id: TransferId, until: Timestamp, reactor: &mut Reactor) {
-        if let Some(transfer) = self.transfers.get_mut(&id) {
-            transfer.failure.get_or_insert_with(cancelled);
-            transfer.pulled_until.get_or_insert(until);
+    pub fn cancel(&mut self, transfers: &[TransferId], reactor: &mut Reactor) {
+        let until = reactor.now + CANCEL_GRACE;
+        for id in transfers {
+            self.line.cancel(*id, until, &mut reactor.events);
+            for slot in &mut self.slots {
+                let Slot::Open(stream) = slot else { continue };
+                if stream.is_pulled() && stream.has_unacked(*id) {
+                    stream.wake_in(CANCEL_GRACE, reactor);
+                }
+                match stream.let_go(*id) {
+                    LetGo::Nothing => {}
+                    LetGo::Unbegun(frame) => {
+                        self.line.give_back(frame, stream.is_pulled(), &mut reactor.events);
+                    }
+                    LetGo::Begun => self.line.ended_reading(*id, &mut reactor.events),
+                }
+            }
         }
-        self.abandon_frames(id);
-        self.settle([id], reactor);
     }
 
     pub fn on_ready(&mut self, slot: usize, ready: Readiness, reactor: &mut Reactor) -> Fate {
         match self.take_slot(slot) {
-            Slot::Empty { .. } => Fate::Stays,
             Slot::Dialing(dial) => {
-                let step = dial.on_ready(ready, &self.target, reactor);
+                let step = dial.on_ready(ready, &self.line.target, reactor);
                 self.settle_dial(slot, step, reactor)
             }
             Slot::Open(mut stream) => {
                 let outcome = self.drive(&mut stream, ready, reactor);
                 self.keep_or_lose(slot, stream, outcome, reactor)
+            }
+            other @ (Slot::Elsewhere | Slot::Empty { .. }) => {
+                self.put_slot(slot, other);
+                Fate::Stays
             }
         }
     }
@@ -219,7 +142,7 @@ impl Peer {
     pub fn on_deadline(&mut self, slot: usize, reactor: &mut Reactor) -> Fate {
         match self.take_slot(slot) {
             Slot::Dialing(dial) => {
-                let step = dial.on_deadline(&self.target, reactor);
+                let step = dial.on_deadline(&self.line.target, reactor);
                 self.settle_dial(slot, step, reactor)
             }
             Slot::Open(stream) if self.is_overdue(&stream, reactor.now) => {
@@ -233,14 +156,16 @@ impl Peer {
     }
 
     fn is_overdue(&self, stream: &Stream, now: Timestamp) -> bool {
-        let is_late = |transfer: &Transfer| transfer.pulled_until.is_some_and(|until| until <= now);
-        self.transfers.iter().any(|(id, transfer)| is_late(transfer) && stream.has_unacked(*id))
+        self.line.overdue(now).into_iter().any(|id| stream.has_unacked(id))
     }
 
-    /// Closes all streams and ends all transfers.
-    pub fn close(mut self, reason: &str, reactor: &mut Reactor) {
-        self.close_streams(reactor);
-        self.fail_all(&Failure { reason: reason.to_owned(), blame: Blame::ForGood }, reactor);
+    /// Closes this thread's streams and ends the transfers, as far as they are not on the streams of others. True if no
+    /// other thread has done so before.
+    pub fn close(mut self, reason: &str, reactor: &mut Reactor) -> bool {
+        let first = self.line.close(reason, &mut reactor.events);
+        self.close_streams(reason, reactor);
+        self.line.closed_part(&mut reactor.events);
+        first
     }
 
     fn take_slot(&mut self, slot: usize) -> Slot {
@@ -253,12 +178,19 @@ impl Peer {
         }
     }
 
-    fn close_streams(&mut self, reactor: &mut Reactor) {
+    fn close_streams(&mut self, reason: &str, reactor: &mut Reactor) {
         for slot in &mut self.slots {
             match std::mem::replace(slot, EMPTY) {
+                Slot::Elsewhere => *slot = Slot::Elsewhere,
                 Slot::Empty { .. } => {}
-                Slot::Dialing(dial) => dial.close(reactor),
-                Slot::Open(stream) => drop(stream.close(reactor)),
+                Slot::Dialing(dial) => {
+                    dial.close(reactor);
+                    self.line.closed_dial();
+                }
+                Slot::Open(stream) => {
+                    let cut = stream.close(reactor);
+                    self.line.closed_stream(cut, reason, &mut reactor.events);
+                }
             }
         }
     }
@@ -273,24 +205,18 @@ impl Peer {
             }
             Step::Accepted(connection, reach) => {
                 self.put_slot(slot, Slot::Open(Stream::new(connection, reach)));
-                if !self.registered {
-                    self.registered = self.slots.iter().all(|slot| matches!(slot, Slot::Open(_)));
-                    if !self.registered {
-                        return Fate::Stays;
-                    }
-                    let session = self.target.session;
-                    reactor.events.push(DataEvent::PeerRegistered { session, reach });
+                if self.line.opened_stream(reach, &mut reactor.events) {
+                    reactor.tell_neighbours(self.session());
                 }
                 self.pump_all(reactor)
             }
-            Step::Failed(reason) if !self.registered => self.refuse(&reason, reactor),
+            Step::Failed(reason) if !self.line.is_registered() => self.refuse(&reason, reactor),
             Step::Failed(reason) => {
                 self.put_slot(slot, Slot::Empty { not_before: reactor.now + REDIAL_PAUSE });
-                if self.slots.iter().all(|slot| matches!(slot, Slot::Empty { .. })) {
-                    self.give_up(&reason, reactor);
-                } else {
-                    let session = self.target.session;
-                    log::warn!("tcp: session {session} goes on with fewer streams: {reason}");
+                if self.line.failed_dial(&reason, &mut reactor.events) {
+                    log::warn!("tcp: session {} goes on with fewer streams: {reason}", self.session());
+                    // For the frame that a lost stream may have given back.
+                    reactor.tell_neighbours(self.session());
                 }
                 Fate::Stays
             }
@@ -298,32 +224,19 @@ impl Peer {
     }
 
     fn refuse(&mut self, reason: &str, reactor: &mut Reactor) -> Fate {
-        self.close_streams(reactor);
-        self.fail_all(&Failure { reason: reason.to_owned(), blame: Blame::ForGood }, reactor);
-        let session = self.target.session;
-        reactor.events.push(DataEvent::PeerRefused { session, reason: reason.to_owned() });
+        self.line.refuse(reason, &mut reactor.events);
+        self.close_streams(reason, reactor);
+        self.line.closed_part(&mut reactor.events);
+        reactor.tell_neighbours(self.session());
         Fate::Refused
-    }
-
-    /// The peer cannot be reached any more. A failed transfer says so; without one, the peer itself is named.
-    fn give_up(&mut self, reason: &str, reactor: &mut Reactor) {
-        if self.transfers.is_empty() {
-            let session = self.target.session;
-            reactor.events.push(DataEvent::PeerFault { session, reason: reason.to_owned() });
-        }
-        self.fail_all(&Failure { reason: reason.to_owned(), blame: Blame::ForGood }, reactor);
     }
 
     /// Dials for every empty slot while work waits.
     fn dial_missing(&mut self, reactor: &mut Reactor) {
-        let some_open = self.slots.iter().any(|slot| matches!(slot, Slot::Open(_)));
         for slot in 0..self.slots.len() {
-            let due = match self.slots.get(slot) {
-                Some(Slot::Empty { not_before }) => !some_open || *not_before <= reactor.now,
-                _ => false,
-            };
-            if due && !self.waiting.is_empty() {
-                let step = Dial::start(&self.target, slot, reactor);
+            let Some(Slot::Empty { not_before }) = self.slots.get(slot) else { continue };
+            if self.line.begin_dial(*not_before, reactor.now) {
+                let step = Dial::start(&self.line.target, slot, reactor);
                 let _: Fate = self.settle_dial(slot, step, reactor);
             }
         }
@@ -334,22 +247,10 @@ impl Peer {
     fn drive(&mut self, stream: &mut Stream, ready: Readiness, reactor: &mut Reactor) -> Result<(), String> {
         if ready.readable {
             while let Some(ack) = stream.receive_ack()? {
-                self.on_ack(ack, reactor);
+                self.line.acked(ack, stream.is_pulled(), &mut reactor.events);
             }
         }
         self.pump(stream, reactor)
-    }
-
-    fn on_ack(&mut self, ack: Ack, reactor: &mut Reactor) {
-        self.fruitless_losses = 0;
-        let Some(transfer) = self.transfers.get_mut(&ack.transfer) else { return };
-        transfer.unacked_frames = transfer.unacked_frames.saturating_sub(1);
-        if let Err(refusal) = ack.verdict {
-            let reason = format!("the receiver refused the blocks: {refusal}");
-            let blame = if refusal.is_of_an_ended_load() { Blame::Nobody } else { Blame::ThisTime };
-            transfer.failure.get_or_insert(Failure { reason, blame });
-        }
-        self.settle(vec![ack.transfer], reactor);
     }
 
     fn pump_all(&mut self, reactor: &mut Reactor) -> Fate {
@@ -372,42 +273,29 @@ impl Peer {
         let broke = |error: io::Error| format!("the data connection broke: {error}");
         let mut budget = BYTES_PER_TURN;
         while budget > 0 {
-            let Sent::Some(moved) = self.send_some(stream, budget, reactor).map_err(broke)? else { break };
+            if !stream.has_frame() {
+                let Some(frame) = self.line.take(stream.is_pulled()) else { break };
+                stream.begin(frame, reactor.block_len());
+            }
+            let moved = match stream.send(budget, reactor).map_err(broke)? {
+                Sent::Blocked => break,
+                Sent::Some(moved) => moved,
+                Sent::Last { moved, read: None } => moved,
+                Sent::Last { moved, read: Some(transfer) } => {
+                    self.line.ended_reading(transfer, &mut reactor.events);
+                    moved
+                }
+            };
             budget = budget.saturating_sub(moved.bytes);
             if moved.short {
                 break;
             }
         }
-        let more = stream.current().is_some() || !self.waiting.is_empty();
+        if stream.has_frame() && !stream.is_pulled() {
+            reactor.note_traffic();
+        }
+        let more = stream.has_frame() || self.line.has_work();
         stream.want(more, reactor).map_err(broke)
-    }
-
-    /// One call's worth of the current frame, or of the next one.
-    fn send_some(&mut self, stream: &mut Stream, limit: usize, reactor: &mut Reactor) -> io::Result<Sent> {
-        if stream.is_abandoned() {
-            return stream.send(&[], limit, reactor);
-        }
-        let continued = stream.current();
-        let Some(plan) = continued.or_else(|| self.next_frame()) else { return Ok(Sent::Blocked) };
-        let Some(transfer) = self.transfers.get_mut(&plan.transfer) else { return Ok(Sent::Blocked) };
-        let blocks = transfer.blocks.get(plan.first..plan.first + plan.count).unwrap_or_default();
-        if continued.is_none() {
-            stream.plan(plan, blocks, reactor.block_len());
-        }
-        let sent = stream.send(blocks, limit, reactor)?;
-        if continued.is_none() && matches!(sent, Sent::Some(_)) {
-            transfer.begun += plan.count;
-            transfer.unacked_frames += 1;
-            self.tidy_line();
-        }
-        Ok(sent)
-    }
-
-    fn next_frame(&self) -> Option<FramePlan> {
-        let id = *self.waiting.front()?;
-        let transfer = self.transfers.get(&id)?;
-        let count = (transfer.blocks.len() - transfer.begun).min(transfer.frame_blocks);
-        Some(FramePlan { transfer: id, load: transfer.load, first: transfer.begun, count })
     }
 
     fn keep_or_lose(
@@ -426,90 +314,15 @@ impl Peer {
         }
     }
 
-    /// The transfers with frames on the stream fail; those that wait get a new stream.
     fn lose(&mut self, slot: usize, stream: Stream, reason: &str, reactor: &mut Reactor) -> Fate {
-        let session = self.target.session;
-        log::debug!("tcp: session {session} lost stream {slot}: {reason}");
+        log::debug!("tcp: session {} lost stream {slot}: {reason}", self.session());
         let cut = stream.close(reactor);
         self.put_slot(slot, EMPTY);
-        if !self.registered {
-            return self.refuse(reason, reactor);
+        match self.line.lost_stream(cut, reason, &mut reactor.events) {
+            AfterLoss::Refused => return self.refuse(reason, reactor),
+            AfterLoss::GivenUp => self.close_streams(reason, reactor),
+            AfterLoss::GoOn => self.dial_missing(reactor),
         }
-        for id in &cut {
-            if let Some(transfer) = self.transfers.get_mut(id) {
-                transfer.unacked_frames = transfer.unacked_frames.saturating_sub(1);
-                transfer.failure.get_or_insert(Failure { reason: reason.to_owned(), blame: Blame::ThisTime });
-            }
-        }
-        self.settle(cut, reactor);
-        self.fruitless_losses += 1;
-        if self.fruitless_losses > MAX_FRUITLESS_LOSSES * self.slots.len() {
-            self.close_streams(reactor);
-            self.fruitless_losses = 0;
-            self.give_up(&format!("its data connections break again and again: {reason}"), reactor);
-            return Fate::Stays;
-        }
-        self.dial_missing(reactor);
         Fate::Stays
     }
-
-    // --- ends of transfers ---
-
-    /// Looks at transfers that something happened to: out of the line with those that fail, an event for those
-    /// that are over.
-    fn settle(&mut self, ids: impl IntoIterator<Item = TransferId>, reactor: &mut Reactor) {
-        let mut some_failed = false;
-        for id in ids {
-            let Some(transfer) = self.transfers.get(&id) else { continue };
-            some_failed |= transfer.failure.is_some();
-            if transfer.is_over()
-                && let Some(transfer) = self.transfers.remove(&id)
-            {
-                report(id, transfer.failure, reactor);
-            }
-        }
-        if some_failed {
-            self.tidy_line();
-        }
-    }
-
-    /// The first in line always waits. Those behind it may have failed: searching for them each time would let a peer that
-    /// cancels many transfers one by one hold up all others.
-    fn tidy_line(&mut self) {
-        while let Some(first) = self.waiting.front()
-            && !self.transfers.get(first).is_some_and(Transfer::is_waiting)
-        {
-            self.waiting.pop_front();
-        }
-    }
-
-    /// For when no stream is left.
-    fn fail_all(&mut self, failure: &Failure, reactor: &mut Reactor) {
-        self.waiting.clear();
-        for (id, transfer) in self.transfers.drain() {
-            report(id, Some(transfer.failure.unwrap_or_else(|| failure.clone())), reactor);
-        }
-    }
-}
-
-fn cancelled() -> Failure {
-    Failure { reason: "cancelled".to_owned(), blame: Blame::Nobody }
-}
-
-fn report(transfer: TransferId, failure: Option<Failure>, reactor: &mut Reactor) {
-    reactor.events.push(match failure {
-        None => DataEvent::TransferDone { transfer },
-        Some(Failure { reason, blame: Blame::Nobody }) => DataEvent::TransferUnwanted { transfer, reason },
-        Some(Failure { reason, blame }) => {
-            DataEvent::TransferFailed { transfer, reason, decisive: blame == Blame::ForGood }
-        }
-    });
-}
-
-/// Blocks to a frame: enough frames for all streams, none too small for its header or too large for its table.
-fn frame_blocks(blocks: usize, streams: usize, reactor: &Reactor) -> usize {
-    let holding = |bytes: usize| (bytes / reactor.block_len()).clamp(1, MAX_FRAME_BLOCKS);
-    let most = holding(reactor.config.frame_bytes);
-    let least = holding(MIN_BALANCED_FRAME).min(most);
-    blocks.div_ceil(streams.max(1)).clamp(least, most)
 }

@@ -1,29 +1,35 @@
-//! What all connections share on the I/O thread: the epoll set, deadlines, events to the tier, socket options.
+//! What all connections of an I/O thread share: the epoll set, deadlines, events to the tier, socket options.
 
 use std::collections::{BTreeSet, HashMap};
 use std::io::{self, Read};
 use std::net::{Shutdown, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use socket2::{Socket, TcpKeepalive};
 
 use super::TcpConfig;
 use super::io_vectors::IoVectors;
+use super::mailbox::{Command, Mailbox};
 use super::sys::{ConnectionId, Epoll, EventFd, Interest, Readiness};
 use crate::data::same_host::{Crew, RegionFile};
 use crate::data::{DataEvent, Region};
 use crate::protocol::ids::SessionId;
 use crate::protocol::timer::Timestamp;
 
-/// The wake-up of the I/O thread.
+/// The wake-up of the thread.
 pub(super) const WAKE: ConnectionId = ConnectionId(0);
 pub(super) const LISTENER: ConnectionId = ConnectionId(1);
 /// The Unix socket beside the listener.
 pub(super) const LOCAL_LISTENER: ConnectionId = ConnectionId(2);
 const FIRST_CONNECTION: u64 = 3;
+/// A thread that has just moved bytes looks so long for more before it sleeps: about what it takes to wake it.
+const LOOKS_FOR: Duration = Duration::from_micros(50);
+/// A thread that looks is there at once, one that sleeps is to be woken less often.
+const LOW_WATER_LOOKING: usize = 128 << 10;
+const LOW_WATER_SLEEPING: usize = 256 << 10;
 
 /// Who an epoll report is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +50,41 @@ pub(super) struct Connection {
     interest: Interest,
 }
 
+/// Which of the I/O threads this is, and how the others are reached.
+pub(super) struct Seat {
+    pub index: usize,
+    /// All threads', this one's too.
+    pub threads: Vec<Mailbox>,
+    /// There are more CPUs than I/O threads: looking for more bytes takes none from those who have some.
+    pub has_cpu_to_spare: bool,
+}
+
+impl Seat {
+    /// The thread of one of the streams that a session has in one direction. They are spread over all threads, and so are
+    /// the first streams of several sessions.
+    fn of_stream(&self, session: SessionId, stream: usize) -> usize {
+        let session = usize::try_from(session.0).unwrap_or_default();
+        session.wrapping_add(stream) % self.threads.len().max(1)
+    }
+
+    pub fn has_stream(&self, session: SessionId, stream: usize) -> bool {
+        self.of_stream(session, stream) == self.index
+    }
+
+    /// `None` if this one it is.
+    pub fn neighbour_with(&self, session: SessionId, stream: usize) -> Option<&Mailbox> {
+        let index = self.of_stream(session, stream);
+        self.threads.get(index).filter(|_| index != self.index)
+    }
+
+    pub fn neighbours(&self) -> impl Iterator<Item = &Mailbox> {
+        let others = |(index, _): &(usize, _)| *index != self.index;
+        self.threads.iter().enumerate().filter(others).map(|(_, mailbox)| mailbox)
+    }
+}
+
 pub(super) struct Reactor {
+    pub seat: Seat,
     pub config: Arc<TcpConfig>,
     pub now: Timestamp,
     /// What our region is a mapping of.
@@ -61,16 +101,20 @@ pub(super) struct Reactor {
     /// Connections with work that no readiness will tell of.
     busy: Vec<ConnectionId>,
     congestion_warned: bool,
+    /// Since the last wait.
+    had_traffic: bool,
 }
 
 impl Reactor {
     pub fn new(
+        seat: Seat,
         config: Arc<TcpConfig>,
         (region, file): (Region, Option<RegionFile>),
         epoll: Epoll,
         events: EventSink,
     ) -> Reactor {
         Reactor {
+            seat,
             config,
             now: Timestamp::ZERO,
             file,
@@ -83,6 +127,7 @@ impl Reactor {
             deadlines: BTreeSet::new(),
             busy: Vec::new(),
             congestion_warned: false,
+            had_traffic: false,
         }
     }
 
@@ -96,9 +141,36 @@ impl Reactor {
 
     /// Sleeps until something is ready or the next deadline. `now` is the time before the sleep.
     pub fn wait(&mut self, ready: &mut Vec<Readiness>) -> io::Result<()> {
+        if std::mem::take(&mut self.had_traffic) && self.look_for_more(ready)? {
+            return Ok(());
+        }
         let next = self.deadlines.first().map(|(at, _)| *at - self.now);
         let timeout = if self.busy.is_empty() { next } else { Some(Duration::ZERO) };
         self.epoll.wait(ready, timeout)
+    }
+
+    /// In the middle of a load: the next bytes come, or go, so soon that sleeping would only lose time.
+    pub fn note_traffic(&mut self) {
+        self.had_traffic = self.seat.has_cpu_to_spare;
+    }
+
+    /// In the middle of a frame, waking up for fewer bytes costs more than it gains.
+    pub fn low_water(&self) -> usize {
+        if self.seat.has_cpu_to_spare { LOW_WATER_LOOKING } else { LOW_WATER_SLEEPING }
+    }
+
+    /// True as soon as there is something to do.
+    #[allow(clippy::disallowed_methods)] // far shorter than what `now` counts
+    fn look_for_more(&mut self, ready: &mut Vec<Readiness>) -> io::Result<bool> {
+        let begin = Instant::now();
+        while begin.elapsed() < LOOKS_FOR {
+            self.epoll.wait(ready, Some(Duration::ZERO))?;
+            if !ready.is_empty() || !self.busy.is_empty() {
+                return Ok(true);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(false)
     }
 
     /// Comes back to the connection after the others have had their turn.
@@ -119,12 +191,14 @@ impl Reactor {
         Ok(Connection { id, socket, interest })
     }
 
-    pub fn route(&self, id: ConnectionId) -> Option<Route> {
-        self.routes.get(&id).copied()
+    /// Takes the socket out of the set, open as it is.
+    pub fn release(&mut self, connection: Connection) -> Socket {
+        self.forget(&connection);
+        connection.socket
     }
 
-    pub fn reroute(&mut self, id: ConnectionId, route: Route) {
-        self.routes.insert(id, route);
+    pub fn route(&self, id: ConnectionId) -> Option<Route> {
+        self.routes.get(&id).copied()
     }
 
     pub fn want(&self, connection: &mut Connection, interest: Interest) -> io::Result<()> {
@@ -138,12 +212,21 @@ impl Reactor {
     /// Takes the socket out of the set and ends the stream by hand: a forked child of the host may hold a copy of the
     /// descriptor, and dropping ours would then do neither.
     pub fn close(&mut self, connection: Connection) {
-        self.routes.remove(&connection.id);
-        if let Err(error) = self.epoll.remove(connection.socket.as_raw_fd()) {
-            log::debug!("taking a closed connection out of the epoll set: {error}");
-        }
+        self.forget(&connection);
         // A connection that never was or is broken cannot be shut down; that is as good.
         let _ = connection.socket.shutdown(Shutdown::Both);
+    }
+
+    fn forget(&mut self, connection: &Connection) {
+        self.routes.remove(&connection.id);
+        if let Err(error) = self.epoll.remove(connection.socket.as_raw_fd()) {
+            log::debug!("taking a connection out of the epoll set: {error}");
+        }
+    }
+
+    /// The other threads look at the peer's line.
+    pub fn tell_neighbours(&self, session: SessionId) {
+        self.seat.neighbours().for_each(|neighbour| neighbour.post(Command::Look(session)));
     }
 
     pub fn set_deadline(&mut self, id: ConnectionId, after: Duration) -> Timestamp {

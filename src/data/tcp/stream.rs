@@ -1,10 +1,10 @@
 //! One open stream to a peer: frames out, acks in.
 //!
 //! ```text
-//!            first byte taken by the socket              all bytes taken           ack
-//!  planned ─────────────────────────────────► current ──────────────────► unacked ─────► over
-//!     │ socket full: nothing has begun           │ transfer given up          ▲
-//!     └──► not planned                           └──► filler ─────────────────┘
+//!            first byte taken by the socket             all bytes taken           ack
+//!  unbegun ────────────────────────────────► begun ──────────────────────► unacked ─────► over
+//!     │ transfer given up, stream lost          │ transfer given up           ▲
+//!     └──► back to the line                     └──► filler ──────────────────┘
 //! ```
 //!
 //! The receiver has been promised the bytes of a frame once it has begun. When its transfer is given up, the rest is
@@ -17,25 +17,15 @@ use std::time::Duration;
 
 use super::frame::{Ack, FrameHeader, TAIL_WHOLE, TAIL_WITHDRAWN};
 use super::io_vectors::{Body, Moved, Place};
+use super::line::{Cut, Frame, Rest};
 use super::reactor::{Connection, Fill, Reactor, fill};
 use super::sys::Interest;
 use crate::protocol::config::Reach;
-use crate::protocol::ids::{BlockPair, LoadToken, TransferId};
-use crate::protocol::timer::Timestamp;
-
-/// Some blocks of a transfer that travel together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FramePlan {
-    pub transfer: TransferId,
-    pub load: Option<LoadToken>,
-    /// Position of the first block in the transfer.
-    pub first: usize,
-    pub count: usize,
-}
+use crate::protocol::ids::TransferId;
 
 /// A frame that is being sent.
 struct Current {
-    plan: FramePlan,
+    frame: Frame,
     head_sent: usize,
     /// Of the bytes of the blocks and the tail.
     body_sent: usize,
@@ -43,11 +33,30 @@ struct Current {
     abandoned: bool,
 }
 
+impl Current {
+    fn has_begun(&self) -> bool {
+        self.head_sent > 0
+    }
+}
+
 /// What the socket took.
 pub(super) enum Sent {
     Some(Moved),
-    /// None; a frame that was to begin has not.
+    /// The last bytes of the frame. `read`: its transfer, whose blocks were read until now.
+    Last {
+        moved: Moved,
+        read: Option<TransferId>,
+    },
     Blocked,
+}
+
+/// What a stream did with a transfer that was given up.
+pub(super) enum LetGo {
+    /// It reads no block of it.
+    Nothing,
+    Unbegun(Frame),
+    /// From here on it reads none.
+    Begun,
 }
 
 pub(super) struct Stream {
@@ -85,70 +94,75 @@ impl Stream {
     }
 
     /// To be woken for the stream in so long.
-    pub fn wake_in(&self, after: Duration, reactor: &mut Reactor) -> Timestamp {
-        reactor.set_deadline(self.connection.id, after)
+    pub fn wake_in(&self, after: Duration, reactor: &mut Reactor) {
+        reactor.set_deadline(self.connection.id, after);
     }
 
-    /// The frame that has begun and is not all sent.
-    pub fn current(&self) -> Option<FramePlan> {
-        self.current.as_ref().map(|current| current.plan)
-    }
-
-    /// The rest of the current frame belongs to no transfer any more.
-    pub fn is_abandoned(&self) -> bool {
-        self.current.as_ref().is_some_and(|current| current.abandoned)
+    /// A frame is not all sent.
+    pub fn has_frame(&self) -> bool {
+        self.current.is_some()
     }
 
     /// The transfer was given up. From here on its blocks are not read.
-    pub fn abandon(&mut self, transfer: TransferId) {
-        if let Some(current) = self.current.as_mut().filter(|current| current.plan.transfer == transfer) {
-            current.abandoned = true;
+    pub fn let_go(&mut self, transfer: TransferId) -> LetGo {
+        match self.current.take() {
+            Some(current) if current.frame.transfer == transfer && !current.has_begun() => {
+                LetGo::Unbegun(current.frame)
+            }
+            Some(current) if current.frame.transfer == transfer && !current.abandoned => {
+                self.current = Some(Current { abandoned: true, ..current });
+                LetGo::Begun
+            }
+            other => {
+                self.current = other;
+                LetGo::Nothing
+            }
         }
     }
 
-    /// What to send next, once nothing is current. It has begun only when the socket has taken some of it.
-    pub fn plan(&mut self, plan: FramePlan, blocks: &[BlockPair], block_len: usize) {
+    /// What to send next, once there is no frame. It has begun only when the socket has taken some of it.
+    pub fn begin(&mut self, frame: Frame, block_len: usize) {
         let shape = (block_len, self.is_pulled());
-        FrameHeader::encode(plan.transfer, plan.load, blocks, shape, &mut self.head);
-        self.current = Some(Current { plan, head_sent: 0, body_sent: 0, abandoned: false });
+        FrameHeader::encode(frame.transfer, frame.load, frame.blocks(), shape, &mut self.head);
+        self.current = Some(Current { frame, head_sent: 0, body_sent: 0, abandoned: false });
     }
 
-    /// Goes on with the current frame. `blocks` are those of it, if it was not abandoned.
-    pub fn send(&mut self, blocks: &[BlockPair], limit: usize, reactor: &mut Reactor) -> io::Result<Sent> {
-        let Some(mut frame) = self.current.take() else { return Ok(Sent::Blocked) };
-        let block_len = reactor.block_len();
-        let payload = if self.is_pulled() { 0 } else { frame.plan.count * block_len };
-        let tail = match (self.is_pulled(), frame.abandoned) {
+    /// Goes on with the frame.
+    pub fn send(&mut self, limit: usize, reactor: &mut Reactor) -> io::Result<Sent> {
+        let is_pulled = self.is_pulled();
+        let Some(current) = self.current.as_mut() else { return Ok(Sent::Blocked) };
+        let (blocks, block_len) = (current.frame.blocks(), reactor.block_len());
+        let payload = if is_pulled { 0 } else { blocks.len() * block_len };
+        let tail = match (is_pulled, current.abandoned) {
             (true, _) => &[][..],
             (false, false) => &TAIL_WHOLE,
             (false, true) => &TAIL_WITHDRAWN,
         };
-        let head = self.head.get(frame.head_sent..).unwrap_or_default();
-        let left = payload.saturating_sub(frame.body_sent);
+        let head = self.head.get(current.head_sent..).unwrap_or_default();
+        let left = payload.saturating_sub(current.body_sent);
         let body =
-            Body { left, tail: tail.get(frame.body_sent.saturating_sub(payload)..).unwrap_or_default() };
+            Body { left, tail: tail.get(current.body_sent.saturating_sub(payload)..).unwrap_or_default() };
         let socket = &self.connection.socket;
-        let sent = if frame.abandoned {
+        let sent = if current.abandoned {
             reactor.vectors.send_filler(socket, head, body, limit)
         } else {
-            let place = Place::at(frame.body_sent.min(payload), block_len);
+            let place = Place::at(current.body_sent.min(payload), block_len);
             let rest = blocks.get(place.block..).unwrap_or_default().iter().map(|pair| pair.local);
             reactor.vectors.send(socket, head, rest, place.offset, body, limit)
         };
-        let begins = frame.head_sent == 0;
-        let Some(moved) = unless_blocked(sent)? else {
-            self.current = (!begins).then_some(frame);
-            return Ok(Sent::Blocked);
-        };
-        if begins {
-            self.unacked.push_back(frame.plan.transfer);
+        let Some(moved) = unless_blocked(sent)? else { return Ok(Sent::Blocked) };
+        if !current.has_begun() {
+            self.unacked.push_back(current.frame.transfer);
         }
         let of_head = moved.bytes.min(head.len());
-        frame.head_sent += of_head;
-        frame.body_sent += moved.bytes - of_head;
-        let whole = frame.head_sent >= self.head.len() && frame.body_sent >= payload + tail.len();
-        self.current = (!whole).then_some(frame);
-        Ok(Sent::Some(moved))
+        current.head_sent += of_head;
+        current.body_sent += moved.bytes - of_head;
+        if current.head_sent < self.head.len() || current.body_sent < payload + tail.len() {
+            return Ok(Sent::Some(moved));
+        }
+        let read = (!current.abandoned).then_some(current.frame.transfer);
+        self.current = None;
+        Ok(Sent::Last { moved, read })
     }
 
     /// The next ack, if it has come in whole. Must be for the oldest frame.
@@ -169,7 +183,8 @@ impl Stream {
                 return Err(format!("expected the ack of transfer {expected}, the peer sent that of {got}"));
             }
         }
-        if self.unacked.len() == 1 && self.current.is_some() {
+        let some_sent = self.current.as_ref().is_some_and(Current::has_begun);
+        if self.unacked.len() == 1 && some_sent {
             return Err(format!("the peer acked transfer {} before it had all bytes", ack.transfer));
         }
         self.unacked.pop_front();
@@ -180,10 +195,16 @@ impl Stream {
         reactor.want(&mut self.connection, Interest { readable: true, writable })
     }
 
-    /// Closes it. From here on it reads no local block; the transfers of its unfinished frames, one for each frame.
-    pub fn close(self, reactor: &mut Reactor) -> VecDeque<TransferId> {
+    /// Closes it. From here on it reads no local block.
+    pub fn close(self, reactor: &mut Reactor) -> Cut {
+        let is_pulled = self.is_pulled();
         reactor.close(self.connection);
-        self.unacked
+        let rest = match self.current {
+            Some(current) if !current.has_begun() => Rest::Unbegun(current.frame),
+            Some(current) if !current.abandoned => Rest::Reading(current.frame.transfer),
+            _ => Rest::None,
+        };
+        Cut { is_pulled, begun: self.unacked, rest }
     }
 }
 

@@ -1,73 +1,97 @@
-//! The I/O thread: one loop over one epoll set, for all peers in both directions.
+//! An I/O thread: one loop over one epoll set, for all peers in both directions.
+//!
+//! ```text
+//!   callers ── Mailbox ──► thread 0 ── Adopt, Look ──► thread 1
+//!      │  │                listener, streams  ◄─ Look ─ streams
+//!      │  └── Mailbox ─────────────────────────────────────▲
+//!      │                      │                            │
+//!      └─ tokens, armed loads, lines: each under a lock that is held for a few steps
+//!                             └──────── DataEvents ────────┴──► poll
+//! ```
+//!
+//! The streams of a peer, in each direction, go round the threads; a stream stays with its thread. Thread 0 accepts
+//! connections and hands them over once they have proved whose they are.
 //!
 //! No step of a turn blocks, and each has a bound: what one connection may move, what one wake-up may report. So the
 //! thread comes back to its commands soon, whatever the peers do.
 
 use std::collections::HashMap;
 use std::io;
+use std::net::Shutdown;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use super::admission::Admission;
-use super::dial::Target;
 use super::fence::Fence;
 use super::inbound::{End, Inbound};
-use super::listener::{Doors, Listener};
+use super::line::Line;
+use super::listener::{Admitted, Doors, Listener};
+use super::mailbox::{Command, Inbox, Mailbox};
 use super::peer::{Fate, Peer};
 use super::reactor::{LISTENER, LOCAL_LISTENER, Reactor, Route, WAKE};
-use super::sys::{ConnectionId, EventFd, Readiness};
+use super::sys::{ConnectionId, Interest, Readiness};
 use crate::data::DataEvent;
-use crate::protocol::ids::{BlockPair, LoadToken, SessionId, TransferId};
+use crate::protocol::ids::SessionId;
 use crate::protocol::timer::Timestamp;
-use crossbeam_channel::Receiver;
 
-/// What the callers ask of the thread.
-pub(super) enum Command {
-    Cancel(Vec<TransferId>),
-    DropPeer(SessionId),
-    RegisterPeer(Target),
-    Write { session: SessionId, transfer: TransferId, load: Option<LoadToken>, blocks: Box<[BlockPair]> },
-}
-
-/// What both sides of the command queue hold.
+/// What the callers and all threads hold.
 pub(super) struct Shared {
     pub admission: Admission,
     pub fence: Fence,
     pub stop: AtomicBool,
-    pub wake: EventFd,
+    /// Why the data plane is of no use any more: all threads end for it.
+    failure: OnceLock<String>,
+    /// What every thread's time counts from.
+    began: Instant,
+}
+
+impl Default for Shared {
+    fn default() -> Shared {
+        Shared {
+            admission: Admission::default(),
+            fence: Fence::default(),
+            stop: AtomicBool::new(false),
+            failure: OnceLock::new(),
+            began: clock(),
+        }
+    }
 }
 
 struct IoThread {
     shared: Arc<Shared>,
-    commands: Receiver<Command>,
+    inbox: Inbox,
     reactor: Reactor,
-    listener: Listener,
+    /// Of the first thread only.
+    listener: Option<Listener>,
     inbound: HashMap<ConnectionId, Inbound>,
     inbound_of: HashMap<SessionId, Vec<ConnectionId>>,
     peers: HashMap<SessionId, Peer>,
-    began: Instant,
 }
 
 /// Runs until told to stop, then closes everything.
-pub(super) fn run(shared: Arc<Shared>, commands: Receiver<Command>, reactor: Reactor, doors: Doors) {
+pub(super) fn run(shared: Arc<Shared>, inbox: Inbox, reactor: Reactor, doors: Option<Doors>) {
     let mut thread = IoThread {
         shared,
-        commands,
+        inbox,
         reactor,
-        listener: Listener::new(doors),
+        listener: doors.map(Listener::new),
         inbound: HashMap::new(),
         inbound_of: HashMap::new(),
         peers: HashMap::new(),
-        began: clock(),
     };
-    let reason = match catch_unwind(AssertUnwindSafe(|| thread.turn_until_stopped())) {
+    let failure = match catch_unwind(AssertUnwindSafe(|| thread.turn_until_stopped())) {
         Ok(Ok(())) => None,
         Ok(Err(error)) => Some(format!("the tcp data plane failed: {error}")),
         Err(_) => Some("the tcp data plane failed: a bug made its thread panic".to_owned()),
     };
-    thread.finish(reason);
+    if let Some(failure) = failure
+        && thread.shared.failure.set(failure).is_ok()
+    {
+        thread.reactor.seat.neighbours().for_each(Mailbox::wake);
+    }
+    thread.finish();
 }
 
 #[allow(clippy::disallowed_methods)] // connect and hello deadlines are kept here, below the tier's clock
@@ -80,7 +104,7 @@ impl IoThread {
         let (mut ready, mut busy) = (Vec::new(), Vec::new());
         while !self.stopped() {
             self.reactor.wait(&mut ready)?;
-            let elapsed = clock().duration_since(self.began);
+            let elapsed = clock().duration_since(self.shared.began);
             self.reactor.now = Timestamp::ZERO + elapsed;
             for report in &ready {
                 if self.stopped() {
@@ -103,17 +127,20 @@ impl IoThread {
     }
 
     fn stopped(&self) -> bool {
-        self.shared.stop.load(Ordering::Acquire)
+        self.shared.stop.load(Ordering::Acquire) || self.shared.failure.get().is_some()
     }
 
     fn dispatch(&mut self, ready: Readiness) {
         match ready.id {
-            // In this order: a command that comes after the last look comes with a signal of its own.
             WAKE => {
-                self.shared.wake.reset();
+                self.inbox.reset();
                 self.run_commands();
             }
-            LISTENER | LOCAL_LISTENER => self.listener.accept_ready(ready.id, &mut self.reactor),
+            LISTENER | LOCAL_LISTENER => {
+                if let Some(listener) = &mut self.listener {
+                    listener.accept_ready(ready.id, &mut self.reactor);
+                }
+            }
             id => match self.reactor.route(id) {
                 Some(Route::Greeting) => self.greeting_ready(id),
                 Some(Route::Inbound) => self.inbound_ready(ready),
@@ -127,22 +154,20 @@ impl IoThread {
     }
 
     fn on_deadline(&mut self, id: ConnectionId) {
-        if id == LISTENER {
-            return self.listener.resume(&mut self.reactor);
-        }
-        match self.reactor.route(id) {
-            Some(Route::Greeting) => self.listener.greeting_expired(id, &mut self.reactor),
-            Some(Route::Outbound { session, slot }) => {
+        match (self.reactor.route(id), &mut self.listener) {
+            (Some(Route::Outbound { session, slot }), _) => {
                 self.with_peer(session, |peer, reactor| peer.on_deadline(slot, reactor));
             }
-            Some(Route::Inbound) | None => {}
+            (Some(Route::Greeting), Some(listener)) => listener.greeting_expired(id, &mut self.reactor),
+            (None, Some(listener)) if id == LISTENER => listener.resume(&mut self.reactor),
+            (Some(Route::Inbound | Route::Greeting) | None, _) => {}
         }
     }
 
     // --- commands ---
 
     fn run_commands(&mut self) {
-        while let Ok(command) = self.commands.try_recv() {
+        while let Ok(command) = self.inbox.commands.try_recv() {
             if self.stopped() {
                 return;
             }
@@ -153,27 +178,23 @@ impl IoThread {
 
     fn run_command(&mut self, command: Command) {
         match command {
+            Command::Adopt(admitted) => self.adopt(*admitted),
             Command::Cancel(transfers) => {
                 for peer in self.peers.values_mut() {
                     peer.cancel(&transfers, &mut self.reactor);
                 }
             }
             Command::DropPeer(session) => self.drop_peer(session),
-            Command::RegisterPeer(target) => {
-                let session = target.session;
-                self.close_peer(session, "the peer was registered anew");
-                if let Some(peer) = Peer::register(target, &mut self.reactor) {
-                    self.peers.insert(session, peer);
-                }
-            }
-            Command::Write { session, transfer, load, blocks } => {
-                if self.peers.contains_key(&session) {
-                    self.with_peer(session, |peer, reactor| peer.write(transfer, load, blocks, reactor));
-                } else {
-                    let reason = format!("session {session} has no data connection to write to");
-                    self.reactor.events.push(DataEvent::TransferFailed { transfer, reason, decisive: true });
-                }
-            }
+            Command::Look(session) => self.with_peer(session, Peer::look),
+            Command::RegisterPeer(line) => self.register_peer(line),
+        }
+    }
+
+    fn register_peer(&mut self, line: Arc<Line>) {
+        let session = line.target.session;
+        self.close_peer(session, "the peer was registered anew");
+        if let Some(peer) = Peer::register(line, &mut self.reactor) {
+            self.peers.insert(session, peer);
         }
     }
 
@@ -188,7 +209,7 @@ impl IoThread {
 
     fn close_peer(&mut self, session: SessionId, reason: &str) {
         if let Some(peer) = self.peers.remove(&session) {
-            peer.close(reason, &mut self.reactor);
+            let _: bool = peer.close(reason, &mut self.reactor);
         }
     }
 
@@ -203,13 +224,34 @@ impl IoThread {
     // --- inbound connections ---
 
     fn greeting_ready(&mut self, id: ConnectionId) {
-        let inbound_of = &self.inbound_of;
-        let streams_of = |session| inbound_of.get(&session).map_or(0, Vec::len);
-        let admitted =
-            self.listener.greeting_ready(id, &mut self.reactor, &self.shared.admission, streams_of);
-        if let Some(inbound) = admitted {
-            self.inbound_of.entry(inbound.session).or_default().push(id);
-            self.inbound.insert(id, inbound);
+        let Some(listener) = &mut self.listener else { return };
+        let Some(admitted) = listener.greeting_ready(id, &mut self.reactor, &self.shared.admission) else {
+            return;
+        };
+        // Pulls stay here: the crew shares them out between CPUs already.
+        let is_pulled = admitted.guest.source.is_some();
+        match self.reactor.seat.neighbour_with(admitted.guest.session, admitted.guest.stream) {
+            Some(neighbour) if !is_pulled => neighbour.post(Command::Adopt(Box::new(admitted))),
+            _ => self.adopt(admitted),
+        }
+    }
+
+    /// A session that was dropped meanwhile has no connection any more: its token was void before this thread was told.
+    fn adopt(&mut self, admitted: Admitted) {
+        let Admitted { socket, guest } = admitted;
+        let session = guest.session;
+        if !self.shared.admission.expects(session) {
+            // By hand, as everywhere: a forked child may hold a copy.
+            let _ = socket.shutdown(Shutdown::Both);
+            return;
+        }
+        match self.reactor.open(socket, Interest::READ, Route::Inbound) {
+            Ok(connection) => {
+                let id = connection.id;
+                self.inbound_of.entry(session).or_default().push(id);
+                self.inbound.insert(id, Inbound::new(connection, guest));
+            }
+            Err(error) => log::warn!("tcp: the data connection from {} cannot be used: {error}", guest.from),
         }
     }
 
@@ -238,43 +280,39 @@ impl IoThread {
 
     // --- the end ---
 
-    /// Closes everything. After a failure every peer gets its fault, and so do later commands, until the transport
-    /// is dropped.
-    fn finish(mut self, failure: Option<String>) {
+    /// Closes everything. After a failure every peer gets its fault, and new ones are refused, until the transport is
+    /// dropped.
+    fn finish(mut self) {
+        let failure = self.shared.failure.get().cloned();
         let reason = failure.as_deref().unwrap_or("the tcp data plane is shutting down");
         for (_, inbound) in self.inbound.drain() {
             self.reactor.close(inbound.connection);
         }
         for (session, peer) in self.peers.drain() {
-            peer.close(reason, &mut self.reactor);
-            if failure.is_some() {
+            let is_first = peer.close(reason, &mut self.reactor);
+            if failure.is_some() && is_first {
                 self.reactor.events.push(DataEvent::PeerFault { session, reason: reason.to_owned() });
             }
         }
-        self.listener.close(&mut self.reactor);
+        if let Some(listener) = self.listener {
+            listener.close(&mut self.reactor);
+        }
         self.reactor.events.flush();
         if failure.is_some() {
             log::error!("{reason}");
-            refuse_all(&self.shared, &self.commands, &mut self.reactor, reason);
+            refuse_all(&self.shared, &self.inbox, &mut self.reactor, reason);
         }
     }
 }
 
 /// Answers commands after a failure. The bound only matters for a drop that comes without a command.
-fn refuse_all(shared: &Shared, commands: &Receiver<Command>, reactor: &mut Reactor, reason: &str) {
+fn refuse_all(shared: &Shared, inbox: &Inbox, reactor: &mut Reactor, reason: &str) {
     const LOOK_FOR_STOP: Duration = Duration::from_millis(50);
     while !shared.stop.load(Ordering::Acquire) {
-        match commands.recv_timeout(LOOK_FOR_STOP) {
-            Ok(Command::Write { transfer, .. }) => {
-                let reason = reason.to_owned();
-                reactor.events.push(DataEvent::TransferFailed { transfer, reason, decisive: true });
-            }
-            Ok(Command::RegisterPeer(target)) => {
-                let (session, reason) = (target.session, reason.to_owned());
-                reactor.events.push(DataEvent::PeerRefused { session, reason });
-            }
-            Ok(Command::Cancel(_) | Command::DropPeer(_)) | Err(_) => {}
+        if let Ok(Command::RegisterPeer(line)) = inbox.commands.recv_timeout(LOOK_FOR_STOP) {
+            line.refuse(reason, &mut reactor.events);
+            line.closed_part(&mut reactor.events);
+            reactor.events.flush();
         }
-        reactor.events.flush();
     }
 }
