@@ -1,5 +1,7 @@
 //! The block directory: which published key is in which block, and how many rounds hold it.
 
+use std::collections::VecDeque;
+
 use foldhash::quality::FixedState;
 use hashbrown::HashTable;
 use hashbrown::hash_table::Entry;
@@ -16,8 +18,9 @@ use super::keys::{Key, KeysView};
 pub struct Directory {
     hasher: FixedState,
     slots: Vec<Slot>,
-    /// Slots of keys that were unpublished.
-    free: Vec<u32>,
+    /// Slots of keys that were unpublished, first in, first out: then also in a directory that is always full what is
+    /// published together lies in order.
+    free: VecDeque<u32>,
     /// Slots by key.
     numbers: HashTable<u32>,
     pinned: usize,
@@ -40,7 +43,7 @@ pub struct Pin {
 impl Directory {
     #[must_use]
     pub fn new(hasher: FixedState) -> Self {
-        Directory { hasher, slots: Vec::new(), free: Vec::new(), numbers: HashTable::new(), pinned: 0 }
+        Directory { hasher, slots: Vec::new(), free: VecDeque::new(), numbers: HashTable::new(), pinned: 0 }
     }
 
     #[must_use]
@@ -101,7 +104,7 @@ impl Directory {
             return;
         };
         let content = Slot { key: Key::new(key), block, pins: 0 };
-        match free.pop().and_then(|number| Some((number, slots.get_mut(number as usize)?))) {
+        match free.pop_front().and_then(|number| Some((number, slots.get_mut(number as usize)?))) {
             Some((number, slot)) => {
                 *slot = content;
                 vacant.insert(number);
@@ -140,7 +143,7 @@ impl Directory {
             if let Some(slot) = slots.get_mut(number as usize) {
                 slot.key = Key::default();
             }
-            free.push(number);
+            free.push_back(number);
         }
     }
 

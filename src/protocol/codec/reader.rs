@@ -135,12 +135,13 @@ impl<'a> Reader<'a> {
         Some(token)
     }
 
-    /// An integer of at most two bytes, in its shortest form, as nearly all block indexes are.
+    /// An integer in one of the forms that nearly all block indexes have.
     #[inline]
     pub fn short_unsigned(&mut self) -> Option<u64> {
         let (value, rest) = match self.rest {
-            [0xcd, high, low, rest @ ..] => (u16::from_be_bytes([*high, *low]), rest),
-            [value @ ..=0x7f, rest @ ..] => (u16::from(*value), rest),
+            [0xcd, high, low, rest @ ..] => (u16::from_be_bytes([*high, *low]).into(), rest),
+            [0xce, a, b, c, d, rest @ ..] => (u32::from_be_bytes([*a, *b, *c, *d]), rest),
+            [value @ ..=0x7f, rest @ ..] => (u32::from(*value), rest),
             _ => return None,
         };
         self.rest = rest;
