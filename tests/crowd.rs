@@ -61,15 +61,17 @@ fn a_thousand_peers_and_ten_thousand_parked_requests_disturb_no_load_and_leave_n
     host.tier.publish(KeysView::new(&keys([7]), KEY_LEN).unwrap(), &[5]).unwrap();
     let consumer = Node::new(NodeOptions::default());
 
-    let crowd = come(&host, peers);
+    let mut crowd = come(&host, peers);
     eventually("all are ready", || ready_peers(&host) == peers);
     park(&host);
     pull(&consumer, &host, "beside the crowd");
+    // They die with requests open, so the host has a last word for each.
+    crowd.look_up(3, BOUND);
     drop(crowd);
     eventually("only the consumer is left", || host.tier.peers().unwrap().len() == 1);
     pull(&consumer, &host, "after the crowd");
 
-    // Others, while the connections to the first may still be closing.
+    // Others, while the last words to the first still linger.
     let _crowd = come(&host, peers);
     eventually("they are ready, too", || ready_peers(&host) == peers + 1);
     pull(&consumer, &host, "beside the next crowd");

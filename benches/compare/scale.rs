@@ -16,6 +16,10 @@ use crate::sample::{Samples, Statistic};
 use crate::shape::{Shape, Way};
 
 const CROWD: &str = "--crowd";
+const BUSY: &str = "busy";
+/// Of each peer. Together more than what libzmq's pipes have room for at first.
+const WAVES: usize = 60;
+const LOOKUPS: usize = 10;
 const PEERS: usize = 1000;
 const PARKED_REQUESTS: usize = 10_000;
 const BLOCKS_OF_A_REQUEST: usize = 100;
@@ -47,7 +51,14 @@ pub fn serve_if_asked_for(arguments: &[String]) -> bool {
     let mut crowd = Crowd::dial(count.parse().unwrap(), peer, manners);
     crowd.shake_hands(BOUND);
     println!("ready");
-    std::io::stdin().lines().for_each(drop);
+    for line in std::io::stdin().lines() {
+        assert_eq!(line.unwrap(), BUSY);
+        for _ in 0..WAVES {
+            crowd.look_up(LOOKUPS, BOUND);
+            crowd.finish(LOOKUPS);
+        }
+        println!("done");
+    }
     true
 }
 
@@ -120,7 +131,7 @@ pub fn crowd(tell: &mut impl FnMut(Row)) {
 
     inn.watch_calls();
     let begin = Instant::now();
-    let others = arrive(&mut inn, PEERS - 1, PEERS);
+    let mut others = arrive(&mut inn, PEERS - 1, PEERS);
     let arrival = begin.elapsed().as_secs_f64() * 1e3;
     let arriving = inn.watched();
     let many_rss = inn.resident_bytes();
@@ -136,6 +147,10 @@ pub fn crowd(tell: &mut impl FnMut(Row)) {
     tell(below("memory for an idle peer", "KiB", kib, 64.0));
     let bytes = (parked_rss - many_rss) / (PARKED_REQUESTS * BLOCKS_OF_A_REQUEST) as f64;
     tell(below("memory for a parked block, key and request included", "bytes", bytes, 128.0));
+    assert_eq!(others.ask(BUSY), "done");
+    std::thread::sleep(IDLE_SPAN);
+    let busy_kib = (inn.resident_bytes() - parked_rss) / 1024.0 / (PEERS - 1) as f64;
+    tell(told("memory for an idle peer after 600 lookups", "KiB", kib + busy_kib));
     tell(told(&format!("until {} more peers are ready", PEERS - 1), "ms", arrival));
     calls("they arrive", &arriving, tell);
 

@@ -16,8 +16,9 @@ use crate::protocol::message::{Dialect, Message};
 use crate::protocol::output::{Output, Registration};
 use crate::protocol::timer::Timestamp;
 
-/// Events that are taken in before the lock is let go: engine calls wait for it.
-const EVENT_BATCH: usize = 32;
+/// Events that are taken in before the lock is let go: engine calls wait for it. Few, since one may be the end of a session
+/// with much work.
+const EVENT_BATCH: usize = 8;
 
 /// What queued messages of a closing session get to leave.
 const LINGER: Duration = Duration::from_millis(500);

@@ -8,8 +8,9 @@ use p2pkv::data::tcp::{TcpConfig, TcpTransport};
 use p2pkv::data::{DataEvent, DataTransport, PeerOffer, Region};
 use p2pkv::protocol::codec::{self, Decoded};
 use p2pkv::protocol::config::Limits;
-use p2pkv::protocol::ids::{Instance, SessionId};
-use p2pkv::protocol::message::{Connect, ConnectAck, Dialect, Extension, Message, TcpOffer};
+use p2pkv::protocol::ids::{Instance, KvRequestId, RoundSeq, SessionId};
+use p2pkv::protocol::keys::{KeyBatch, KeysView};
+use p2pkv::protocol::message::{Connect, ConnectAck, Dialect, Extension, Fetch, Lookup, Message, TcpOffer};
 
 /// libzmq gives a context 1023 sockets, and each peer takes two.
 const PEERS_PER_CONTEXT: usize = 500;
@@ -122,6 +123,29 @@ impl Crowd {
         }
     }
 
+    /// Every peer asks for a key that nobody has, in so many requests that stay open.
+    pub fn look_up(&mut self, times: usize, bound: Duration) {
+        let limit = Instant::now() + bound;
+        for peer in &self.peers {
+            (0..times).for_each(|number| peer.send(&lookup(number)));
+        }
+        for peer in &self.peers {
+            for _ in 0..times {
+                while !matches!(peer.receive(), Some(Message::LookupResp(_))) {
+                    assert!(Instant::now() < limit, "{}: not all is answered", peer.id);
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+    }
+
+    /// Ends what `look_up` has left open.
+    pub fn finish(&self, times: usize) {
+        for peer in &self.peers {
+            (0..times).for_each(|number| peer.send(&end(number)));
+        }
+    }
+
     pub fn ready(&self) -> usize {
         self.peers.iter().filter(|peer| peer.stage == Stage::Ready).count()
     }
@@ -184,6 +208,27 @@ impl Peer {
             Decoded::Unknown { kind } => panic!("the tier sent {kind}"),
         }
     }
+}
+
+fn request(number: usize) -> KvRequestId {
+    KvRequestId::new(&format!("busy-{number}"))
+}
+
+fn lookup(number: usize) -> Message {
+    let key = [0xFF; 36];
+    let keys = KeyBatch::from(KeysView::new(&key, key.len()).unwrap());
+    Message::Lookup(Lookup { kv_request_id: request(number), keys, round_seq: RoundSeq(0) })
+}
+
+/// A fetch of nothing.
+fn end(number: usize) -> Message {
+    Message::Fetch(Fetch {
+        kv_request_id: request(number),
+        keys: KeyBatch::default(),
+        block_indexes: Vec::new(),
+        round_seq: RoundSeq(0),
+        load_token: None,
+    })
 }
 
 /// As tiers have them.

@@ -27,9 +27,6 @@ const SETTLE: Duration = Duration::from_millis(100);
 /// The token that is no link: resolved names and events made outside `poll`.
 const WAKE: Token = Token(usize::MAX);
 
-/// Links of peers that left, besides those of peers that are there.
-const MOST_CLOSING: usize = 256;
-
 /// Links that are looked at in one `poll`: some 10 µs each.
 const READY_BATCH: usize = 64;
 
@@ -119,8 +116,8 @@ impl ZmqSender {
         let epoll = Poll::new().map_err(refused)?;
         let waker = Arc::new(Waker::new(epoll.registry(), WAKE).map_err(refused)?);
         let for_resolver = Arc::clone(&waker);
-        // Those of peers that left count until they are closed.
-        let max_links = config.max_peers + config.max_peers.clamp(1, MOST_CLOSING);
+        // All may leave at once, and as many others come while the last words to the first still linger.
+        let max_links = (config.max_peers * 2).max(1);
         Ok(ZmqSender {
             contexts: Contexts::start(context, max_links)?,
             options: LinkOptions::new(config, local_id),
