@@ -18,7 +18,7 @@ pub struct KeyTable {
 }
 
 /// Of one key under the tier's seed, so that it is hashed once for all tables that are asked for it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyHash(pub u64);
 
 impl KeyHash {

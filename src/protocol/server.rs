@@ -1,10 +1,14 @@
 //! The producer role toward one peer: lookups answered, rounds served, aborts acknowledged.
 //!
-//! The lifecycle of a single round is in [`round`]; how a lookup is answered is in [`lookups`].
+//! The lifecycle of a single round is in [`round`]; how a lookup is answered is in [`lookups`]; how all ends with the
+//! session in [`death`].
 
+mod death;
 mod lookups;
+mod remains;
 mod round;
 mod supply;
+mod unmet;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -17,10 +21,13 @@ use super::keys::KeyBatch;
 use super::message::{AbortAck, Fetch, Message, TransferDone};
 use super::mutation::{self, Mutation};
 use super::output::Output;
+use super::steps::Slice;
 use super::timer::Timestamp;
 
+use death::Doomed;
 use lookups::InboundLookup;
 pub use lookups::{PinnedHits, ServeAnswer, ServeQuestion};
+use remains::Remains;
 use round::{Phase, Reply, Round};
 
 /// Acknowledged aborts that are remembered, so that a repeated `abort_fetch` is not acknowledged twice.
@@ -29,11 +36,18 @@ const REMEMBERED_ACKS: usize = 1024;
 /// A protocol error of the peer: the session ends with this as its reason.
 pub type Violation = String;
 
+type Rounds = BTreeMap<(KvRequestId, RoundSeq), Round>;
+type Lookups = BTreeMap<(KvRequestId, RoundSeq, ServeId), InboundLookup>;
+
 #[derive(Debug)]
 pub struct ServerRole {
     session: SessionId,
-    rounds: BTreeMap<(KvRequestId, RoundSeq), Round>,
-    lookups: BTreeMap<(KvRequestId, RoundSeq, ServeId), InboundLookup>,
+    rounds: Rounds,
+    lookups: Lookups,
+    /// What the session's death has not ended yet.
+    doomed: Option<Doomed>,
+    /// Of rounds that are over.
+    remains: VecDeque<Remains>,
     acknowledged: BTreeSet<(KvRequestId, RoundSeq)>,
     acknowledged_order: VecDeque<(KvRequestId, RoundSeq)>,
     transfers_live: usize,
@@ -54,6 +68,8 @@ impl ServerRole {
             session,
             rounds: BTreeMap::new(),
             lookups: BTreeMap::new(),
+            doomed: None,
+            remains: VecDeque::new(),
             acknowledged: BTreeSet::new(),
             acknowledged_order: VecDeque::new(),
             transfers_live: 0,
@@ -80,12 +96,17 @@ impl ServerRole {
 
     #[must_use]
     pub fn stores_live(&self) -> usize {
-        self.rounds.values().map(|round| round.jobs.len()).sum()
+        let doomed = self.doomed.iter().flat_map(|doomed| doomed.rounds.values());
+        self.rounds.values().chain(doomed).map(|round| round.jobs.len()).sum()
     }
 
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.rounds.is_empty() && self.lookups.is_empty() && self.transfers_live == 0
+        self.rounds.is_empty()
+            && self.lookups.is_empty()
+            && self.transfers_live == 0
+            && self.doomed.is_none()
+            && self.remains.is_empty()
     }
 
     /// Whether a lookup has named this round: then its pins are all the supply it will have.
@@ -133,7 +154,7 @@ impl ServerRole {
         round.add_job(cx, job, deadline);
         let mut pairs = Vec::new();
         for (key, block) in keys.iter().zip(blocks) {
-            round.supply_from_job(cx, (session, &name), key, *block, &mut pairs);
+            round.supply_from_job(cx, key, *block, &mut pairs);
         }
         round.set_timer(cx, (session, &name));
         self.write(cx, &name, pairs);
@@ -143,10 +164,9 @@ impl ServerRole {
     /// A key was published that a round of this session wants.
     pub fn on_published(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, key: &[u8]) {
         let name = (id.clone(), round);
-        let session = self.session;
         let Some(found) = self.rounds.get_mut(&name) else { return };
         let mut pairs = Vec::new();
-        found.supply_from_directory(cx, (session, &name), key, &mut pairs);
+        found.supply_from_directory(cx, key, &mut pairs);
         self.write(cx, &name, pairs);
     }
 
@@ -246,6 +266,7 @@ impl ServerRole {
     ) {
         let name = (id.clone(), round);
         self.transfers_live -= 1;
+        self.end_doomed(cx, &name);
         let Some(found) = self.rounds.get_mut(&name) else { return };
         if let Some(blocks) = found.transfer_ended(transfer) {
             found.moved(blocks);
@@ -267,6 +288,7 @@ impl ServerRole {
     ) -> bool {
         let name = (id.clone(), round);
         self.transfers_live -= 1;
+        self.end_doomed(cx, &name);
         let Some(found) = self.rounds.get_mut(&name) else { return false };
         let was_open = found.phase == Phase::Open;
         found.transfer_ended(transfer);
@@ -285,7 +307,10 @@ impl ServerRole {
                 let cause = Cause::new(Outcome::TimedOut, "the store was not moved within its deadline");
                 return self.end(cx, &name, cause, Reply::TransferDone);
             }
-            round::Due::PinTooOld => found.expire(cx),
+            round::Due::PinTooOld => {
+                let remains = found.expire(cx);
+                self.let_go(cx, remains);
+            }
             round::Due::Stuck => log::warn!(
                 "session {session}: transfers of kv_request_id {id} round {round} are still under way {:?} after the \
                  round ended; its blocks stay pinned until they are over",
@@ -295,33 +320,6 @@ impl ServerRole {
         if let Some(found) = self.rounds.get_mut(&name) {
             found.set_timer(cx, (session, &name));
         }
-    }
-
-    /// The session is dead. Rounds with transfers under way stay until those are over.
-    pub fn on_session_death(&mut self, cx: &mut Context, cause: &Cause) {
-        self.drop_all_lookups(cx);
-        let names: Vec<_> = self.rounds.keys().cloned().collect();
-        for name in names {
-            self.end(cx, &name, cause.clone(), Reply::Nothing);
-        }
-    }
-
-    /// The transfers that were posted and have not ended.
-    #[must_use]
-    pub fn transfers_under_way(&self) -> Vec<TransferId> {
-        self.rounds.values().flat_map(|round| round.transfers_under_way()).collect()
-    }
-
-    /// The data plane could not say within the drain time that the transfers ended: jobs end with a flag.
-    pub fn abandon_transfers(&mut self, cx: &mut Context) {
-        for ((id, round), mut found) in std::mem::take(&mut self.rounds) {
-            for transfer in found.transfers_under_way() {
-                cx.transfers.remove(&transfer);
-            }
-            found.finish(cx, (self.session, &(id, round)), true);
-        }
-        self.transfers_live = 0;
-        self.keys_open = 0;
     }
 
     fn remove_round(&mut self, name: &(KvRequestId, RoundSeq)) -> Option<Round> {
@@ -350,7 +348,7 @@ impl ServerRole {
         let began = round.end(cx.now, cause, reply);
         if began {
             if mutation::is(Mutation::ReleasesWhileReading) {
-                round.expire(cx);
+                round.expire(cx).let_go_all(cx);
             }
             let transfers = round.transfers_under_way();
             if !transfers.is_empty() {
@@ -369,7 +367,8 @@ impl ServerRole {
             return;
         }
         let Some(mut round) = self.remove_round(name) else { return };
-        let reply = round.finish(cx, (session, name), false);
+        let (reply, remains) = round.finish(cx, (session, name), false);
+        self.let_go(cx, remains);
         if !round.from_lookup && name.1 == RoundSeq::FIRST {
             cx.ended_rounds.push((session, name.0.clone(), round.succeeded()));
         }
@@ -388,6 +387,29 @@ impl ServerRole {
                 }
             }
         }
+    }
+
+    /// Lets go what a round held: at once, if it is little.
+    fn let_go(&mut self, cx: &mut Context, remains: Remains) {
+        if remains.size() <= cx.config.slice {
+            return remains.let_go_all(cx);
+        }
+        self.remains.push_back(remains);
+        cx.busy.insert(self.session);
+    }
+
+    /// Does a slice of what is left to do. True if there is more.
+    pub fn work(&mut self, cx: &mut Context, slice: &mut Slice) -> bool {
+        self.end_doomed_slice(cx, slice);
+        while !slice.is_spent()
+            && let Some(remains) = self.remains.front_mut()
+        {
+            remains.let_go(cx, slice);
+            if remains.size() == 0 {
+                self.remains.pop_front();
+            }
+        }
+        self.doomed.is_some() || !self.remains.is_empty()
     }
 
     fn acknowledge(&mut self, cx: &mut Context, name: &(KvRequestId, RoundSeq)) {

@@ -7,10 +7,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::{PoisonError, TryLockError};
+use std::sync::{LockResult, PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::sync::{self, Condvar, Mutex, MutexGuard, thread_local};
+use super::sync::{self, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, thread_local};
 
 type Act = Box<dyn FnOnce()>;
 
@@ -80,7 +80,14 @@ impl Drop for Mark {
 pub struct Poisoned;
 
 #[derive(Debug)]
-pub struct Lock<T>(Mutex<T>);
+pub struct Lock<T> {
+    mutex: Mutex<T>,
+    /// Threads that wait for it.
+    waiting: AtomicU64,
+}
+
+/// A thread that gives way looks so often whether the others have had their turn: well below a millisecond.
+const PATIENCE: usize = 500;
 
 /// Fields are dropped in order: the lock is open when the mark goes.
 #[derive(Debug)]
@@ -91,25 +98,47 @@ pub struct Guard<'a, T> {
 
 impl<T> Lock<T> {
     pub fn new(value: T) -> Self {
-        Lock(Mutex::new(value))
+        Lock { mutex: Mutex::new(value), waiting: AtomicU64::new(0) }
     }
 
     pub fn lock(&self) -> Result<Guard<'_, T>, Poisoned> {
-        match self.0.lock() {
-            Ok(guard) => Ok(Guard { guard, mark: Mark::new() }),
-            Err(_) => Err(Poisoned),
-        }
+        self.wait_for_it().map_err(|_| Poisoned)
     }
 
     /// For what must be done in any case, or cannot be half done.
     pub fn lock_even_if_poisoned(&self) -> Guard<'_, T> {
-        let guard = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        Guard { guard, mark: Mark::new() }
+        self.wait_for_it().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_for_it(&self) -> LockResult<Guard<'_, T>> {
+        let found = match self.mutex.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Err(poisoned),
+            Err(TryLockError::WouldBlock) => {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                let found = self.mutex.lock();
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                found
+            }
+        };
+        let held = |guard| Guard { guard, mark: Mark::new() };
+        found.map(held).map_err(|poisoned| PoisonError::new(held(poisoned.into_inner())))
+    }
+
+    /// Lets those that wait have it first, for whoever takes it again and again: it is not given in turn, and a thread that
+    /// is awake is faster than those that have to wake.
+    pub fn give_way(&self) {
+        for _ in 0..PATIENCE {
+            if self.waiting.load(Ordering::Relaxed) == 0 {
+                return;
+            }
+            sync::yield_now();
+        }
     }
 
     /// `None` while somebody holds it, maybe this thread itself.
     pub fn try_lock_even_if_poisoned(&self) -> Option<Guard<'_, T>> {
-        let guard = match self.0.try_lock() {
+        let guard = match self.mutex.try_lock() {
             Ok(guard) => guard,
             Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
             Err(TryLockError::WouldBlock) => return None,
@@ -118,7 +147,7 @@ impl<T> Lock<T> {
     }
 
     pub fn is_poisoned(&self) -> bool {
-        sync::is_poisoned(&self.0)
+        sync::is_poisoned(&self.mutex)
     }
 }
 

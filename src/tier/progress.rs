@@ -27,6 +27,7 @@ impl Shared {
     pub(super) fn run(&self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             while !self.stop.load(Ordering::Acquire) && !self.core.is_poisoned() {
+                self.core.give_way();
                 self.progress();
                 self.spin();
                 self.sleep(Some(LONGEST_SLEEP));
@@ -83,6 +84,7 @@ impl Shared {
 
     /// Large messages are decoded outside the lock: engine calls do not wait for that.
     fn take_message(&self, received: Received<'_>) {
+        self.core.give_way();
         let dialect = match self.core.lock() {
             Ok(core) => core.manager.dialect_of(received.identity),
             Err(_) => return,
@@ -100,7 +102,9 @@ impl Shared {
         if self.spin.is_zero() {
             return;
         }
-        let until = self.clock.now() + self.spin;
+        // Not beyond what is due, which may be now.
+        let deadline = Timestamp::from_nanos(self.sleeps_until.load(Ordering::Acquire));
+        let until = (self.clock.now() + self.spin).min(deadline);
         while self.clock.now() < until && !self.poller.has_news() {
             std::hint::spin_loop();
         }

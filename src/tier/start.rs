@@ -7,7 +7,7 @@ use crate::control::zmq::{self, ZmqConfig, ZmqReceiver, ZmqSender};
 use crate::control::{ControlReceiver, ControlSender};
 use crate::data::DataTransport;
 use crate::host::spawn_without_signals;
-use crate::protocol::config::CoreConfig;
+use crate::protocol::config::{CoreConfig, SLICE};
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{Instance, PeerId};
 use crate::protocol::manager::Manager;
@@ -36,6 +36,7 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
         max_peers: config.max_peers,
         limits: config.limits,
         timeouts: config.timeouts,
+        slice: SLICE,
         table_seed: u64::from_ne_bytes(random()?),
         token_secret: random()?,
     };

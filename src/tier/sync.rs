@@ -8,9 +8,9 @@ pub use real::*;
 
 #[cfg(not(p2pkv_shuttle))]
 mod real {
-    pub use std::sync::atomic::{AtomicBool, AtomicU64};
+    pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     pub use std::sync::{Condvar, Mutex, MutexGuard};
-    pub use std::thread::JoinHandle;
+    pub use std::thread::{JoinHandle, yield_now};
     pub use std::thread_local;
     use std::time::Duration;
 

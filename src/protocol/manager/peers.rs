@@ -479,10 +479,7 @@ impl Manager {
             return;
         }
         found.die(&mut self.cx, cause, tell);
-        let cause =
-            found.cause().cloned().unwrap_or_else(|| Cause::new(Outcome::PeerLost, "the session ended"));
         let peer = found.peer.clone();
-        let requests = std::mem::take(&mut found.requests);
         if self.by_peer.get(&peer) == Some(&session) {
             self.by_peer.remove(&peer);
         }
@@ -491,17 +488,10 @@ impl Manager {
         let (now, max) = (self.cx.now, self.cx.config.timeouts.backoff_max);
         self.backoffs.retain(|_, backoff| now <= backoff.until + max);
         self.recent_deaths.insert(peer, now);
-        for request in requests {
-            if let Some(request) = self.requests.get_mut(&request) {
-                request.session = Some(Err(cause.clone()));
-            }
-        }
-        self.stores.unbind_session(session);
-        self.cx.touched.push(session);
         if mutation::is(Mutation::DeathSpreads)
             && let Some(next) = self.by_peer.values().next().copied()
         {
-            self.kill(next, cause, false);
+            self.kill(next, Cause::new(Outcome::PeerLost, "another session ended"), false);
         }
     }
 }

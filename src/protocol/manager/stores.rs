@@ -7,7 +7,7 @@
 //!             reaped ──60 s──► (forgotten)
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::protocol::context::{Cause, Context, TimerKey};
@@ -16,6 +16,7 @@ use crate::protocol::job::{JobFlags, Outcome};
 use crate::protocol::keys::KeyBatch;
 use crate::protocol::message::{Dialect, Fetch};
 use crate::protocol::mutation::{self, Mutation};
+use crate::protocol::steps::{ITEM, Slice};
 use crate::protocol::timer::Timestamp;
 
 use super::Manager;
@@ -24,6 +25,8 @@ use super::Manager;
 pub struct StoreTable {
     parked: BTreeMap<KvRequestId, Parked>,
     bound: BTreeMap<KvRequestId, Binding>,
+    /// The same, by session.
+    bound_to: BTreeSet<(SessionId, KvRequestId)>,
     ended: BTreeMap<KvRequestId, Ended>,
     parked_jobs: usize,
 }
@@ -105,8 +108,32 @@ impl StoreTable {
         }
     }
 
-    pub fn unbind_session(&mut self, session: SessionId) {
-        self.bound.retain(|_, binding| binding.session != session);
+    fn bind(&mut self, id: &KvRequestId, session: SessionId) {
+        self.unbind(id);
+        self.bound.insert(id.clone(), Binding { session, served: None });
+        self.bound_to.insert((session, id.clone()));
+    }
+
+    fn unbind(&mut self, id: &KvRequestId) -> Option<Binding> {
+        let binding = self.bound.remove(id)?;
+        self.bound_to.remove(&(binding.session, id.clone()));
+        Some(binding)
+    }
+
+    /// The session is dead: its ids are bound no more. True if there are more of them.
+    pub fn unbind_slice(&mut self, session: SessionId, slice: &mut Slice) -> bool {
+        let first = |table: &BTreeSet<(SessionId, KvRequestId)>| {
+            let from = (session, KvRequestId::new(""));
+            table.range(from..).next().filter(|(of, _)| *of == session).map(|(_, id)| id.clone())
+        };
+        while let Some(id) = first(&self.bound_to) {
+            if slice.is_spent() {
+                return true;
+            }
+            slice.spend(ITEM);
+            self.unbind(&id);
+        }
+        false
     }
 
     fn end(&mut self, cx: &mut Context, id: &KvRequestId, why: EndedWhy) {
@@ -157,7 +184,7 @@ impl Manager {
             let cause = Cause::new(Outcome::NotFetched, EndedWhy::Reaped.text());
             return self.cx.finish_job(job, &cause, 0, JobFlags::default());
         }
-        let Some(binding) = self.stores.bound.get(id) else {
+        let Some(binding) = self.living_binding(id) else {
             return self.stores.park(&mut self.cx, id, ParkedStore { job, keys, blocks, deadline });
         };
         let (session, served) = (binding.session, binding.served);
@@ -168,7 +195,7 @@ impl Manager {
             }),
             // A legacy peer may fetch the same id again.
             Some(_) if legacy => {
-                self.stores.bound.remove(id);
+                self.stores.unbind(id);
                 self.stores.park(&mut self.cx, id, ParkedStore { job, keys, blocks, deadline });
             }
             Some(true) => self.cx.finish_job(job, &Cause::new(Outcome::Done, ""), 0, JobFlags::default()),
@@ -189,7 +216,7 @@ impl Manager {
         let id = &fetch.kv_request_id;
         let refusal = self.no_stores_for(session, fetch);
         if refusal.is_none() {
-            self.stores.bound.insert(id.clone(), Binding { session, served: None });
+            self.stores.bind(id, session);
         }
         let parked = if refusal.is_none() { self.stores.unpark(&mut self.cx, id) } else { None };
         let Some(found) = self.sessions.get_mut(&session) else { return Ok(()) };
@@ -208,7 +235,7 @@ impl Manager {
         if producer_finished {
             found.server.on_producer_finished(cx, id);
             self.stores.end(cx, id, EndedWhy::Finished);
-            self.stores.bound.remove(id);
+            self.stores.unbind(id);
         }
         Ok(())
     }
@@ -227,7 +254,7 @@ impl Manager {
                 fetch.round_seq
             ));
         }
-        match self.stores.bound.get(id) {
+        match self.living_binding(id) {
             Some(binding) if binding.session != session => {
                 Some("the stores of this id go to another peer".to_owned())
             }
@@ -235,16 +262,22 @@ impl Manager {
         }
     }
 
+    /// Which session the id is bound to. A dead one's binding counts no more, whenever its turn to go comes.
+    fn living_binding(&self, id: &KvRequestId) -> Option<&Binding> {
+        self.stores.bound.get(id).filter(|binding| self.is_living(binding.session))
+    }
+
     /// A round that stores supply came to its end.
     pub(super) fn on_round_ended(&mut self, session: SessionId, id: &KvRequestId, success: bool) {
+        let is_living = self.is_living(session);
         let Some(binding) = self.stores.bound.get_mut(id) else { return };
-        if binding.session != session {
+        if binding.session != session || !is_living {
             return;
         }
         if self.producer_ids.contains_key(id) {
             binding.served = Some(success);
         } else {
-            self.stores.bound.remove(id);
+            self.stores.unbind(id);
         }
     }
 
@@ -259,7 +292,7 @@ impl Manager {
             parked.producer_finished = true;
             return;
         }
-        if let Some(binding) = self.stores.bound.remove(id) {
+        if let Some(binding) = self.stores.unbind(id) {
             self.with_session(binding.session, |session, cx| session.server.on_producer_finished(cx, id));
         }
         if !self.stores.ended.contains_key(id) {

@@ -65,6 +65,17 @@ pub struct ServeAnswer {
     pub pinned: Vec<PinnedHits>,
 }
 
+impl InboundLookup {
+    /// It was removed: its context is closed unless the engine is in the middle of it, when the answer closes it.
+    pub fn forget(&self, cx: &mut Context, serve: ServeId) {
+        cx.timers.cancel(self.deadline, TimerKey::Serve(serve));
+        cx.serve.unsettled.remove(&serve);
+        if self.state == AskState::Asked {
+            cx.serve.close(serve);
+        }
+    }
+}
+
 impl ServerRole {
     pub fn on_lookup(&mut self, cx: &mut Context, lookup: Lookup) -> Result<(), Violation> {
         self.check_room(cx)?;
@@ -182,7 +193,7 @@ impl ServerRole {
         held: &[(usize, BlockIndex)],
     ) {
         let round_name = (name.0.clone(), name.1);
-        let named = (self.session, &round_name);
+        let session = self.session;
         cx.open_job(job, JobKind::Store);
         let (Some(inbound), Some(round)) = (self.lookups.get_mut(name), self.rounds.get_mut(&round_name))
         else {
@@ -196,11 +207,11 @@ impl ServerRole {
         for (position, block) in held {
             if let (Some(key), Some(slot)) = (inbound.keys.get(*position), inbound.answers.get_mut(*position))
             {
-                round.supply_from_job(cx, named, key, *block, &mut no_pairs);
+                round.supply_from_job(cx, key, *block, &mut no_pairs);
                 *slot = Some(true);
             }
         }
-        round.set_timer(cx, named);
+        round.set_timer(cx, (session, &round_name));
     }
 
     pub fn on_serve_deadline(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, serve: ServeId) {
@@ -233,29 +244,18 @@ impl ServerRole {
         }
     }
 
-    /// Removes a lookup; its context is closed unless the engine is in the middle of it, when the answer closes it.
     fn take_lookup(
         &mut self,
         cx: &mut Context,
         name: &(KvRequestId, RoundSeq, ServeId),
     ) -> Option<InboundLookup> {
         let inbound = self.lookups.remove(name)?;
-        cx.timers.cancel(inbound.deadline, TimerKey::Serve(name.2));
-        cx.serve.unsettled.remove(&name.2);
-        if inbound.state == AskState::Asked {
-            cx.serve.close(name.2);
-        }
+        inbound.forget(cx, name.2);
         Some(inbound)
     }
 
     pub fn drop_lookups_of(&mut self, cx: &mut Context, id: &KvRequestId) {
         for name in self.lookup_names(id) {
-            self.take_lookup(cx, &name);
-        }
-    }
-
-    pub fn drop_all_lookups(&mut self, cx: &mut Context) {
-        while let Some(name) = self.lookups.keys().next().cloned() {
             self.take_lookup(cx, &name);
         }
     }

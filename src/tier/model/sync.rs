@@ -8,7 +8,7 @@ use shuttle::rand::{Rng, thread_rng};
 pub use shuttle::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 pub use shuttle::sync::{Mutex, MutexGuard};
 pub use shuttle::thread::JoinHandle;
-use shuttle::thread::yield_now;
+pub use shuttle::thread::yield_now;
 pub use shuttle::thread_local;
 
 use crate::tier::clock;
