@@ -295,7 +295,12 @@ impl KeyBatch {
     }
 
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        (0..self.len).map(|index| self.get(index).unwrap_or_default())
+        self.iter_from(0)
+    }
+
+    /// The keys from this position on.
+    pub fn iter_from(&self, first: usize) -> impl ExactSizeIterator<Item = &[u8]> {
+        (first..self.len).map(|index| self.get(index).unwrap_or_default())
     }
 }
 

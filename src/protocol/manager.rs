@@ -11,7 +11,7 @@ mod serving;
 mod stores;
 mod work;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,6 +31,7 @@ pub use engine::RequestTimeouts;
 use peers::Backoff;
 pub use serving::{ServeMode, ServeWork};
 use stores::StoreTable;
+use work::Published;
 
 #[derive(Debug)]
 pub struct Manager {
@@ -48,6 +49,8 @@ pub struct Manager {
     consumer_ids: BTreeMap<KvRequestId, RequestId>,
     producer_ids: BTreeMap<KvRequestId, RequestId>,
     stores: StoreTable,
+    /// Keys whose waiters have not all been told.
+    published: VecDeque<Published>,
     /// Sessions with lookups that the next flush sends.
     unflushed: BTreeSet<SessionId>,
     /// Message types that were logged as unknown.
@@ -98,6 +101,7 @@ impl Manager {
             consumer_ids: BTreeMap::new(),
             producer_ids: BTreeMap::new(),
             stores: StoreTable::default(),
+            published: VecDeque::new(),
             unflushed: BTreeSet::new(),
             known_unknowns: BTreeSet::new(),
             last_session: 0,
@@ -410,6 +414,7 @@ impl Manager {
             && self.consumer_ids.is_empty()
             && self.producer_ids.is_empty()
             && self.stores.is_empty()
+            && self.published.is_empty()
             && self.cx.is_quiescent()
     }
 

@@ -8,9 +8,11 @@ mod lookups;
 mod remains;
 mod round;
 mod supply;
+mod tasks;
 mod unmet;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 
 use super::context::{Cause, Context};
 use super::ids::{
@@ -29,6 +31,7 @@ use lookups::InboundLookup;
 pub use lookups::{PinnedHits, ServeAnswer, ServeQuestion};
 use remains::Remains;
 use round::{Phase, Reply, Round};
+use tasks::{FetchTask, Task};
 
 /// Acknowledged aborts that are remembered, so that a repeated `abort_fetch` is not acknowledged twice.
 const REMEMBERED_ACKS: usize = 1024;
@@ -44,6 +47,11 @@ pub struct ServerRole {
     session: SessionId,
     rounds: Rounds,
     lookups: Lookups,
+    /// What the peer has asked for last, where that is large, and what it has asked for since.
+    task: Option<Task>,
+    waiting: VecDeque<Message>,
+    /// Keys of the messages that wait.
+    keys_waiting: usize,
     /// What the session's death has not ended yet.
     doomed: Option<Doomed>,
     /// Of rounds that are over.
@@ -68,6 +76,9 @@ impl ServerRole {
             session,
             rounds: BTreeMap::new(),
             lookups: BTreeMap::new(),
+            task: None,
+            waiting: VecDeque::new(),
+            keys_waiting: 0,
             doomed: None,
             remains: VecDeque::new(),
             acknowledged: BTreeSet::new(),
@@ -105,6 +116,7 @@ impl ServerRole {
         self.rounds.is_empty()
             && self.lookups.is_empty()
             && self.transfers_live == 0
+            && !self.is_at_work()
             && self.doomed.is_none()
             && self.remains.is_empty()
     }
@@ -115,24 +127,29 @@ impl ServerRole {
         self.rounds.get(&(id.clone(), round)).is_some_and(|found| found.from_lookup)
     }
 
-    fn rounds_of(&self, id: &KvRequestId) -> impl Iterator<Item = RoundSeq> + use<'_> {
-        let from = (id.clone(), RoundSeq::FIRST);
-        let id = id.clone();
-        self.rounds
-            .range(from..)
-            .take_while(move |((other, _), _)| *other == id)
-            .map(|((_, round), _)| *round)
+    /// The next round of the id, and what it holds.
+    fn next_round_of(
+        &self,
+        id: &KvRequestId,
+        after: Option<RoundSeq>,
+    ) -> Option<((KvRequestId, RoundSeq), usize)> {
+        let from = match after {
+            Some(round) => Bound::Excluded((id.clone(), round)),
+            None => Bound::Included((id.clone(), RoundSeq::FIRST)),
+        };
+        let (name, round) = self.rounds.range((from, Bound::Unbounded)).next()?;
+        (name.0 == *id).then(|| (name.clone(), round.size()))
     }
 
     fn check_room(&self, cx: &Context) -> Result<(), Violation> {
-        let open = self.rounds.len() + self.lookups.len();
+        let open = self.rounds.len() + self.lookups.len() + self.waiting.len();
         let limit = cx.config.limits.outstanding_per_peer;
         if open < limit { Ok(()) } else { Err(format!("more than {limit} rounds and lookups open at once")) }
     }
 
     fn check_keys(&self, cx: &Context, more: usize) -> Result<(), Violation> {
         let limit = cx.config.limits.keys_per_message.saturating_mul(FULL_MESSAGES_OPEN);
-        if self.keys_open.saturating_add(more) <= limit {
+        if self.keys_open.saturating_add(self.keys_waiting).saturating_add(more) <= limit {
             return Ok(());
         }
         Err(format!("more than {limit} keys in rounds that are open at once"))
@@ -170,17 +187,16 @@ impl ServerRole {
         self.write(cx, &name, pairs);
     }
 
-    /// What a non-empty `fetch` asks for. `blocks` are inside the peer's region.
+    /// What a non-empty `fetch` asks for. `blocks` are inside the peer's region. `refusal`: why no store can come for it.
     pub fn on_fetch(
         &mut self,
         cx: &mut Context,
-        fetch: &Fetch,
-        blocks: &[BlockIndex],
+        fetch: Fetch,
+        mut blocks: Vec<BlockIndex>,
+        refusal: Option<String>,
     ) -> Result<(), Violation> {
-        let name = (fetch.kv_request_id.clone(), fetch.round_seq);
-        let session = self.session;
+        let name = (fetch.kv_request_id, fetch.round_seq);
         self.forget_acknowledgement(&name);
-        self.settle_lookups_of_round(cx, &name);
         if !self.rounds.contains_key(&name) {
             self.check_room(cx)?;
         }
@@ -194,29 +210,19 @@ impl ServerRole {
         }
         round.keys_named += fetch.keys.len();
         self.keys_open += fetch.keys.len();
-        let mut pairs = Vec::with_capacity(blocks.len());
-        round.demand(cx, (session, &name), fetch, blocks, &mut pairs);
-        let unpinned = round.unmet();
-        if round.from_lookup && unpinned > 0 && !mutation::is(Mutation::UnpinnedWaits) {
-            let why = format!(
-                "the fetch names {unpinned} of {} keys that no lookup of its round has pinned",
-                blocks.len()
-            );
-            round.end(cx.now, Cause::new(Outcome::NotFetched, why), Reply::TransferDone);
+        round.begin_demand(cx, blocks.len(), fetch.load_token);
+        if mutation::is(Mutation::PairsWrongly) {
+            blocks.reverse();
         }
-        self.write(cx, &name, pairs);
-        self.settle(cx, &name);
+        let pairs = Vec::with_capacity(blocks.len().min(cx.config.slice));
+        let (keys, settled) = (fetch.keys, ServeId(0));
+        self.begin(cx, Task::Fetch(FetchTask { name, keys, blocks, refusal, settled, matched: 0, pairs }));
         Ok(())
     }
 
     /// The terminal empty `fetch`: the peer is done with the id.
-    pub fn on_end_of_id(&mut self, cx: &mut Context, id: &KvRequestId) {
-        self.drop_lookups_of(cx, id);
-        for round in self.rounds_of(id).collect::<Vec<_>>() {
-            let cause =
-                Cause::new(Outcome::NotFetched, "the peer ended the id without asking for these blocks");
-            self.end(cx, &(id.clone(), round), cause, Reply::Nothing);
-        }
+    pub fn on_end_of_id(&mut self, cx: &mut Context, id: KvRequestId) {
+        self.begin(cx, Task::EndOfId { id, after: None });
     }
 
     pub fn on_abort_fetch(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
@@ -236,24 +242,15 @@ impl ServerRole {
         }
     }
 
-    /// The engine finished the producer request: what is still unmet will stay so.
+    /// The engine finished the producer request: what is still unmet will stay so. Stores are for the first round; others
+    /// wait for none.
     pub fn on_producer_finished(&mut self, cx: &mut Context, id: &KvRequestId) {
-        for round in self.rounds_of(id).collect::<Vec<_>>() {
-            let name = (id.clone(), round);
-            if let Some(found) = self.rounds.get_mut(&name)
-                && !found.from_lookup
-            {
-                found.producer_finished = true;
-                self.settle(cx, &name);
-            }
-        }
-    }
-
-    /// No store can come for this round: what is unmet is refused now.
-    pub fn refuse_unmet(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, why: &str) {
-        let name = (id.clone(), round);
-        if self.rounds.get(&name).is_some_and(|found| found.unmet() > 0) {
-            self.end(cx, &name, Cause::new(Outcome::NotFetched, why), Reply::TransferDone);
+        let name = (id.clone(), RoundSeq::FIRST);
+        if let Some(found) = self.rounds.get_mut(&name)
+            && !found.from_lookup
+        {
+            found.producer_finished = true;
+            self.settle(cx, &name);
         }
     }
 
@@ -383,7 +380,7 @@ impl ServerRole {
                 self.rounds_served += u64::from(success);
                 cx.say(session, done(success));
                 if mutation::is(Mutation::EndOfRoundEndsAll) {
-                    self.on_end_of_id(cx, &name.0);
+                    self.end_id_slice(cx, name.0.clone(), None, &mut Slice::new(usize::MAX));
                 }
             }
         }
@@ -401,6 +398,7 @@ impl ServerRole {
     /// Does a slice of what is left to do. True if there is more.
     pub fn work(&mut self, cx: &mut Context, slice: &mut Slice) -> bool {
         self.end_doomed_slice(cx, slice);
+        self.do_task(cx, slice);
         while !slice.is_spent()
             && let Some(remains) = self.remains.front_mut()
         {
@@ -409,7 +407,7 @@ impl ServerRole {
                 self.remains.pop_front();
             }
         }
-        self.doomed.is_some() || !self.remains.is_empty()
+        self.is_at_work() || self.doomed.is_some() || !self.remains.is_empty()
     }
 
     fn acknowledge(&mut self, cx: &mut Context, name: &(KvRequestId, RoundSeq)) {

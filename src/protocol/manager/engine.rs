@@ -8,10 +8,11 @@ use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{BlockIndex, JobId, KvRequestId, RequestId, SessionId};
 use crate::protocol::job::{JobFlags, JobKind, LookupState, OffloadPolicy, Outcome, UnpublishState};
 use crate::protocol::key_table::KeyHash;
-use crate::protocol::keys::{KeyBatch, KeysView};
+use crate::protocol::keys::{Key, KeyBatch, KeysView};
 use crate::protocol::params::{ConsumerRole, ProducerRole, Roles, Source};
 use crate::protocol::timer::Timestamp;
 
+use super::work::Published;
 use super::{Manager, Request};
 
 /// A request's own deadlines; `None` = the tier's.
@@ -363,13 +364,13 @@ impl Manager {
         Ok(())
     }
 
+    /// Whoever waits for the keys gets them: as many as one input may serve now, the others after it.
     fn meet_wanted(&mut self, keys: KeysView<'_>) {
         let hasher = self.cx.hasher();
         for key in keys.iter() {
-            let hash = KeyHash::new(&hasher, key);
-            for waiter in self.cx.wanted.waiters(hash) {
-                let Some((session, id, round)) = self.cx.wanted.round(waiter).cloned() else { continue };
-                self.with_session(session, |session, cx| session.server.on_published(cx, &id, round, key));
+            let waiters = self.cx.wanted.waiters(KeyHash::new(&hasher, key));
+            if !waiters.is_empty() {
+                self.published.push_back(Published { key: Key::new(key), waiters: waiters.into_iter() });
             }
         }
     }

@@ -210,32 +210,30 @@ impl Manager {
     pub(super) fn on_pd_fetch(
         &mut self,
         session: SessionId,
-        fetch: &Fetch,
-        blocks: &[BlockIndex],
+        fetch: Fetch,
+        blocks: Vec<BlockIndex>,
     ) -> Result<(), Cause> {
-        let id = &fetch.kv_request_id;
-        let refusal = self.no_stores_for(session, fetch);
+        let id = fetch.kv_request_id.clone();
+        let refusal = self.no_stores_for(session, &fetch);
+        let mut parked = None;
         if refusal.is_none() {
-            self.stores.bind(id, session);
+            self.stores.bind(&id, session);
+            parked = self.stores.unpark(&mut self.cx, &id);
         }
-        let parked = if refusal.is_none() { self.stores.unpark(&mut self.cx, id) } else { None };
         let Some(found) = self.sessions.get_mut(&session) else { return Ok(()) };
         let cx = &mut self.cx;
         let producer_finished = parked.as_ref().is_some_and(|parked| parked.producer_finished);
         for store in parked.into_iter().flat_map(|parked| parked.stores) {
-            found.server.add_store(cx, id, store.job, &store.keys, &store.blocks, store.deadline);
+            found.server.add_store(cx, &id, store.job, &store.keys, &store.blocks, store.deadline);
         }
         found
             .server
-            .on_fetch(cx, fetch, blocks)
+            .on_fetch(cx, fetch, blocks, refusal)
             .map_err(|what| Cause::new(Outcome::PeerLost, format!("protocol error: {what}")))?;
-        if let Some(why) = refusal {
-            found.server.refuse_unmet(cx, id, fetch.round_seq, &why);
-        }
         if producer_finished {
-            found.server.on_producer_finished(cx, id);
-            self.stores.end(cx, id, EndedWhy::Finished);
-            self.stores.unbind(id);
+            found.server.on_producer_finished(cx, &id);
+            self.stores.end(cx, &id, EndedWhy::Finished);
+            self.stores.unbind(&id);
         }
         Ok(())
     }

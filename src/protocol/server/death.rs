@@ -9,9 +9,12 @@
 //!
 //! What is doomed is found by nobody: no store, publication, answer or deadline changes it any more.
 
+use std::collections::VecDeque;
+
 use crate::protocol::context::{Cause, Context};
 use crate::protocol::ids::{KvRequestId, RoundSeq};
-use crate::protocol::steps::{ITEM, Slice};
+use crate::protocol::message::Message;
+use crate::protocol::steps::{ITEM, KEY, Slice};
 
 use super::round::Reply;
 use super::{Lookups, Rounds, ServerRole};
@@ -21,6 +24,8 @@ pub struct Doomed {
     cause: Cause,
     pub rounds: Rounds,
     lookups: Lookups,
+    /// What had to wait, and need not be done any more.
+    waiting: VecDeque<Message>,
     /// What is under way when its turn comes is not waited for.
     abandons: bool,
 }
@@ -28,13 +33,22 @@ pub struct Doomed {
 impl ServerRole {
     /// The session is dead. Rounds with transfers under way stay until those are over.
     pub fn on_session_death(&mut self, cause: Cause) {
+        self.task = None;
+        self.keys_waiting = 0;
         let (rounds, lookups) = (std::mem::take(&mut self.rounds), std::mem::take(&mut self.lookups));
-        self.doomed = Some(Doomed { cause, rounds, lookups, abandons: false });
+        let waiting = std::mem::take(&mut self.waiting);
+        self.doomed = Some(Doomed { cause, rounds, lookups, waiting, abandons: false });
     }
 
     /// The data plane could not say within the drain time that the transfers ended: jobs end with a flag.
     pub fn abandon_transfers(&mut self, cause: Cause) {
-        let nothing = || Doomed { cause, rounds: Rounds::new(), lookups: Lookups::new(), abandons: true };
+        let nothing = || Doomed {
+            cause,
+            rounds: Rounds::new(),
+            lookups: Lookups::new(),
+            waiting: VecDeque::new(),
+            abandons: true,
+        };
         self.doomed.get_or_insert_with(nothing).abandons = true;
     }
 
@@ -45,6 +59,8 @@ impl ServerRole {
             if let Some(((_, _, serve), inbound)) = doomed.lookups.pop_first() {
                 inbound.forget(cx, serve);
                 slice.spend(ITEM);
+            } else if doomed.waiting.pop_front().is_some() {
+                slice.spend(KEY);
             } else if let Some(name) = doomed.rounds.keys().next().cloned() {
                 slice.spend(ITEM + self.end_doomed(cx, &name));
             } else if doomed.abandons && !self.rounds.is_empty() {

@@ -11,6 +11,8 @@
 //!
 //! Jobs and pins are let go when the round is gone, and not before: a posted write cannot be stopped.
 
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use crate::protocol::context::{Cause, Context, TimerKey};
@@ -21,7 +23,6 @@ use crate::protocol::ids::{
 use crate::protocol::job::{JobFlags, Outcome};
 use crate::protocol::key_table::KeyHash;
 use crate::protocol::keys::KeyBatch;
-use crate::protocol::message::Fetch;
 use crate::protocol::mutation::{self, Mutation};
 use crate::protocol::steps::KEY;
 use crate::protocol::timer::Timestamp;
@@ -95,6 +96,8 @@ pub struct Round {
 struct Demand {
     /// Blocks that have not been moved.
     remaining: usize,
+    /// Blocks whose keys have not been looked for.
+    unmatched: usize,
 }
 
 impl Round {
@@ -236,32 +239,40 @@ impl Round {
         destinations.len() as u64
     }
 
-    /// Takes a fetch's demand: what stores or the directory have goes to `pairs`, the rest waits.
+    /// A fetch asks for so many blocks; what they are follows in [`Self::demand`].
+    pub fn begin_demand(&mut self, cx: &Context, blocks: usize, load_token: Option<u64>) {
+        self.demanded = Some(Demand { remaining: blocks, unmatched: blocks });
+        self.load_token = load_token;
+        if !self.from_lookup {
+            self.pins.reserve(blocks.min(cx.directory.len()));
+        }
+    }
+
+    /// Keys of the fetch are still to come, and not in vain.
+    pub fn is_matching(&self) -> bool {
+        self.phase == Phase::Open && self.demanded.is_some_and(|demand| demand.unmatched > 0)
+    }
+
+    /// Takes some of a fetch's demand: what stores or the directory have goes to `pairs`, the rest waits.
     pub fn demand(
         &mut self,
         cx: &mut Context,
         named: Named<'_>,
-        fetch: &Fetch,
+        keys: &KeyBatch,
         blocks: &[BlockIndex],
+        some: Range<usize>,
         pairs: &mut Vec<BlockPair>,
     ) {
-        self.demanded = Some(Demand { remaining: blocks.len() });
-        self.load_token = fetch.load_token;
-        let turned: Vec<BlockIndex>;
-        let blocks = if mutation::is(Mutation::PairsWrongly) {
-            turned = blocks.iter().rev().copied().collect();
-            turned.as_slice()
-        } else {
-            blocks
-        };
-        if !self.from_lookup {
-            self.pins.reserve(blocks.len().min(cx.directory.len()));
+        if let Some(demand) = &mut self.demanded {
+            demand.unmatched = demand.unmatched.saturating_sub(some.len());
         }
-        for (key, remote) in fetch.keys.iter().zip(blocks) {
+        let left = blocks.len() - some.start;
+        let blocks = blocks.get(some.clone()).unwrap_or_default();
+        for (key, remote) in keys.iter_from(some.start).zip(blocks) {
             match self.local_block(cx, key) {
                 Some(local) => pairs.push(BlockPair { local, remote: *remote }),
                 None => {
-                    self.unmet.reserve_first(blocks.len() - pairs.len(), fetch.keys.bytes());
+                    self.unmet.reserve_first(left, keys.bytes());
                     self.want(cx, named, key, *remote);
                 }
             }
@@ -343,7 +354,11 @@ impl Round {
         {
             if demand.remaining == 0 {
                 self.end(now, Cause::new(Outcome::Done, ""), Reply::TransferDone);
-            } else if self.producer_finished && self.transfers.is_empty() && self.unmet() > 0 {
+            } else if self.producer_finished
+                && demand.unmatched == 0
+                && self.transfers.is_empty()
+                && self.unmet() > 0
+            {
                 let why =
                     format!("the request was finished with {} blocks asked for and not stored", self.unmet());
                 self.end(now, Cause::new(Outcome::Aborted, why), Reply::TransferDone);
