@@ -701,7 +701,8 @@ impl World {
     /// The node's process is killed and started again at the same address. Others do not notice by themselves.
     pub fn restart(&mut self, node: usize) {
         let life = self.nodes[node].life + 1;
-        let mut again = Node::new(config(node, life, self.kind));
+        let slice = self.nodes[node].manager.config().slice;
+        let mut again = Node::new(CoreConfig { slice, ..config(node, life, self.kind) });
         again.life = life;
         self.nodes[node] = again;
         self.wires.retain(|(from, to), _| *from != node && *to != node);
