@@ -66,7 +66,7 @@ impl Busy {
     }
 
     /// Whose turn it is.
-    pub fn next(&mut self) -> Option<SessionId> {
+    pub fn take_turn(&mut self) -> Option<SessionId> {
         let behind = self.last.map_or(Bound::Unbounded, Bound::Excluded);
         let next = self.sessions.range((behind, Bound::Unbounded)).next();
         self.last = next.or_else(|| self.sessions.first()).copied();
@@ -82,12 +82,12 @@ mod tests {
     fn busy_sessions_take_turns_also_when_one_leaves() {
         let mut busy = Busy::default();
         [1, 2, 3].into_iter().for_each(|session| busy.insert(SessionId(session)));
-        let turns: Vec<u64> = (0..4).filter_map(|_| busy.next()).map(|session| session.0).collect();
+        let turns: Vec<u64> = (0..4).filter_map(|_| busy.take_turn()).map(|session| session.0).collect();
         assert_eq!(turns, [1, 2, 3, 1]);
         busy.remove(SessionId(2));
-        assert_eq!(busy.next(), Some(SessionId(3)));
+        assert_eq!(busy.take_turn(), Some(SessionId(3)));
         busy.remove(SessionId(3));
         busy.remove(SessionId(1));
-        assert_eq!(busy.next(), None);
+        assert_eq!(busy.take_turn(), None);
     }
 }

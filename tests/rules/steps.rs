@@ -154,7 +154,7 @@ fn an_id_of_a_dead_session_is_free_as_soon_as_nothing_of_it_can_be_written() {
         peer.lookup_resp(&mut world, id, &[1], &[true]);
     }
     world.load(0, requests[1], 1, &[1], &[40]);
-    requests.map(|request| world.finish(0, request));
+    requests.into_iter().for_each(|request| world.finish(0, request));
     peer.disconnect(&mut world, None);
     assert!(is_unfinished(&world));
     assert!(world.request(0, symmetric_from("looked up", OTHER)).is_ok());

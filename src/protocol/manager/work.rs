@@ -37,7 +37,7 @@ impl Manager {
         self.tell_waiters(&mut Slice::new(self.cx.config.slice));
         let mut slice = Slice::new(self.cx.config.slice);
         while !slice.is_spent()
-            && let Some(session) = self.cx.busy.next()
+            && let Some(session) = self.cx.busy.take_turn()
         {
             if !self.work_on(session, &mut slice) {
                 self.cx.busy.remove(session);

@@ -107,7 +107,7 @@ impl ServerRole {
             if self.drop_lookup_of(cx, &id) {
                 continue;
             }
-            let Some((name, size)) = self.next_round_of(&id, after) else { return None };
+            let (name, size) = self.next_round_of(&id, after)?;
             after = Some(name.1);
             slice.spend(size.min(cx.config.slice));
             let cause =
