@@ -29,6 +29,7 @@ use super::timer::Timestamp;
 
 pub use engine::RequestTimeouts;
 use peers::Backoff;
+use serving::Settling;
 pub use serving::{ServeMode, ServeWork};
 use stores::StoreTable;
 use work::Published;
@@ -51,6 +52,7 @@ pub struct Manager {
     stores: StoreTable,
     /// Keys whose waiters have not all been told.
     published: VecDeque<Published>,
+    settling: Option<Settling>,
     /// Sessions with lookups that the next flush sends.
     unflushed: BTreeSet<SessionId>,
     /// Message types that were logged as unknown.
@@ -102,6 +104,7 @@ impl Manager {
             producer_ids: BTreeMap::new(),
             stores: StoreTable::default(),
             published: VecDeque::new(),
+            settling: None,
             unflushed: BTreeSet::new(),
             known_unknowns: BTreeSet::new(),
             last_session: 0,

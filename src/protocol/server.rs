@@ -39,7 +39,8 @@ const REMEMBERED_ACKS: usize = 1024;
 /// A protocol error of the peer: the session ends with this as its reason.
 pub type Violation = String;
 
-type Rounds = BTreeMap<(KvRequestId, RoundSeq), Round>;
+/// Boxed: a table moves what it holds, and a round is large.
+type Rounds = BTreeMap<(KvRequestId, RoundSeq), Box<Round>>;
 type Lookups = BTreeMap<(KvRequestId, RoundSeq, ServeId), InboundLookup>;
 
 #[derive(Debug)]
@@ -59,6 +60,7 @@ pub struct ServerRole {
     acknowledged: BTreeSet<(KvRequestId, RoundSeq)>,
     acknowledged_order: VecDeque<(KvRequestId, RoundSeq)>,
     transfers_live: usize,
+    stores_live: usize,
     /// Keys that the peer has named in rounds which are open.
     keys_open: usize,
     rounds_served: u64,
@@ -84,6 +86,7 @@ impl ServerRole {
             acknowledged: BTreeSet::new(),
             acknowledged_order: VecDeque::new(),
             transfers_live: 0,
+            stores_live: 0,
             keys_open: 0,
             rounds_served: 0,
             bytes_out: 0,
@@ -107,8 +110,7 @@ impl ServerRole {
 
     #[must_use]
     pub fn stores_live(&self) -> usize {
-        let doomed = self.doomed.iter().flat_map(|doomed| doomed.rounds.values());
-        self.rounds.values().chain(doomed).map(|round| round.jobs.len()).sum()
+        self.stores_live
     }
 
     #[must_use]
@@ -167,8 +169,9 @@ impl ServerRole {
     ) {
         let name = (id.clone(), RoundSeq::FIRST);
         let session = self.session;
-        let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
+        let round = self.rounds.entry(name.clone()).or_insert_with(|| Box::new(Round::new(cx)));
         round.add_job(cx, job, deadline);
+        self.stores_live += 1;
         let mut pairs = Vec::new();
         for (key, block) in keys.iter().zip(blocks) {
             round.supply_from_job(cx, key, *block, &mut pairs);
@@ -201,7 +204,7 @@ impl ServerRole {
             self.check_room(cx)?;
         }
         self.check_keys(cx, fetch.keys.len())?;
-        let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
+        let round = self.rounds.entry(name.clone()).or_insert_with(|| Box::new(Round::new(cx)));
         if round.has_demand() {
             return Err(format!(
                 "second fetch for kv_request_id {} round {}, whose first is still open",
@@ -305,6 +308,7 @@ impl ServerRole {
                 return self.end(cx, &name, cause, Reply::TransferDone);
             }
             round::Due::PinTooOld => {
+                self.stores_live -= found.jobs.len();
                 let remains = found.expire(cx);
                 self.let_go(cx, remains);
             }
@@ -319,7 +323,7 @@ impl ServerRole {
         }
     }
 
-    fn remove_round(&mut self, name: &(KvRequestId, RoundSeq)) -> Option<Round> {
+    fn remove_round(&mut self, name: &(KvRequestId, RoundSeq)) -> Option<Box<Round>> {
         let round = self.rounds.remove(name)?;
         self.keys_open = self.keys_open.saturating_sub(round.keys_named);
         Some(round)
@@ -345,6 +349,7 @@ impl ServerRole {
         let began = round.end(cx.now, cause, reply);
         if began {
             if mutation::is(Mutation::ReleasesWhileReading) {
+                self.stores_live -= round.jobs.len();
                 round.expire(cx).let_go_all(cx);
             }
             let transfers = round.transfers_under_way();
@@ -364,6 +369,7 @@ impl ServerRole {
             return;
         }
         let Some(mut round) = self.remove_round(name) else { return };
+        self.stores_live -= round.jobs.len();
         let (reply, remains) = round.finish(cx, (session, name), false);
         self.let_go(cx, remains);
         if !round.from_lookup && name.1 == RoundSeq::FIRST {

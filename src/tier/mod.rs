@@ -556,6 +556,13 @@ impl Tier {
         let turn = shared.serve_turn.lock_even_if_poisoned();
         // Also between two ops: those that come have not heard of the contexts of those that go.
         set_mode(ServeMode::DirectoryOnly)?;
+        while shared.call(|manager, _| Ok(manager.is_settling()))? {
+            shared.core.give_way();
+            shared.call(|manager, now| {
+                manager.handle_timeout(now);
+                Ok(())
+            })?;
+        }
         let mode = if ops.is_some() { ServeMode::Engine } else { ServeMode::DirectoryOnly };
         let serving = ops.map(|ops| Serving { ops, thread });
         let before = std::mem::replace(&mut *shared.serving(), serving);

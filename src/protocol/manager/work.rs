@@ -21,7 +21,7 @@ impl Manager {
     /// it, and so does every other input.
     #[must_use]
     pub fn has_unfinished_work(&self) -> bool {
-        !self.cx.busy.is_empty() || !self.published.is_empty()
+        !self.cx.busy.is_empty() || !self.published.is_empty() || self.is_settling()
     }
 
     /// Does all that is left, however long it takes.
@@ -35,6 +35,8 @@ impl Manager {
     /// One slice of each kind.
     pub(super) fn work(&mut self) {
         self.tell_waiters(&mut Slice::new(self.cx.config.slice));
+        self.settle_slice(&mut Slice::new(self.cx.config.slice));
+        self.follow_up();
         let mut slice = Slice::new(self.cx.config.slice);
         while !slice.is_spent()
             && let Some(session) = self.cx.busy.take_turn()

@@ -93,6 +93,7 @@ impl ServerRole {
             cx.transfers.remove(&transfer);
             self.transfers_live -= 1;
         }
+        self.stores_live -= round.jobs.len();
         let (_, remains) = round.finish(cx, (self.session, name), true);
         self.let_go(cx, remains);
     }

@@ -98,7 +98,7 @@ impl ServerRole {
         let name = (lookup.kv_request_id, lookup.round_seq);
         self.forget_acknowledgement(&name);
         let session = self.session;
-        let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
+        let round = self.rounds.entry(name.clone()).or_insert_with(|| Box::new(Round::new(cx)));
         round.keys_named += lookup.keys.len();
         self.keys_open += lookup.keys.len();
         let is_open = round.looked_up(cx.now);
@@ -241,6 +241,7 @@ impl ServerRole {
             return let_go(cx, job);
         }
         round.add_job(cx, job, None);
+        self.stores_live += 1;
         let mut no_pairs = Vec::new();
         for (position, block) in held {
             if let (Some(key), Some(slot)) = (inbound.keys.get(*position), inbound.answers.get_mut(*position))
