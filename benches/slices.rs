@@ -9,7 +9,7 @@ use p2pkv::protocol::codec::Decoded;
 use p2pkv::protocol::config::{
     CoreConfig, Limits, LocalTcp, LocalTransports, SLICE, Timeouts, TransportKind,
 };
-use p2pkv::protocol::ids::{BlockIndex, Instance, KvRequestId, PeerId, RoundSeq};
+use p2pkv::protocol::ids::{BlockIndex, Instance, KvRequestId, PeerId, RoundSeq, SessionId};
 use p2pkv::protocol::keys::{KeyBatch, KeysView};
 use p2pkv::protocol::manager::{Manager, ServeMode};
 use p2pkv::protocol::message::{
@@ -70,8 +70,8 @@ impl Victim {
         (self.longest, self.total, self.inputs) = (Duration::ZERO, Duration::ZERO, 0);
     }
 
-    /// One input and what it asks for. Sessions' data planes are reached at once.
-    fn input(&mut self, act: impl FnOnce(&mut Manager, Timestamp)) {
+    /// One input and what it asks for. The session whose data plane is to be reached, if one is.
+    fn input(&mut self, act: impl FnOnce(&mut Manager, Timestamp)) -> Option<SessionId> {
         self.now = self.now + Duration::from_micros(1);
         let began = Instant::now();
         act(&mut self.manager, self.now);
@@ -84,13 +84,15 @@ impl Victim {
         let took = began.elapsed();
         (self.longest, self.total) = (self.longest.max(took), self.total + took);
         self.inputs += 1;
-        if let Some(session) = registered {
-            self.input(|manager, now| manager.handle_peer_registered(now, session));
-        }
+        registered
     }
 
     fn say(&mut self, message: Message) {
-        self.input(|manager, now| manager.handle_message(now, PEER, Ok(Decoded::Message(message))));
+        let decoded = Ok(Decoded::Message(message));
+        let registers = self.input(|manager, now| manager.handle_message(now, PEER, decoded));
+        if let Some(session) = registers {
+            self.input(|manager, now| manager.handle_peer_registered(now, session));
+        }
     }
 
     fn work_off(&mut self) {

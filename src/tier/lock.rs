@@ -86,9 +86,6 @@ pub struct Lock<T> {
     waiting: AtomicU64,
 }
 
-/// A thread that gives way looks so often whether the others have had their turn: well below a millisecond.
-const PATIENCE: usize = 500;
-
 /// Fields are dropped in order: the lock is open when the mark goes.
 #[derive(Debug)]
 pub struct Guard<'a, T> {
@@ -128,7 +125,7 @@ impl<T> Lock<T> {
     /// Lets those that wait have it first, for whoever takes it again and again: it is not given in turn, and a thread that
     /// is awake is faster than those that have to wake.
     pub fn give_way(&self) {
-        for _ in 0..PATIENCE {
+        for _ in 0..sync::PATIENCE {
             if self.waiting.load(Ordering::Relaxed) == 0 {
                 return;
             }

@@ -16,6 +16,9 @@ mod real {
 
     pub use crate::host::spawn_without_signals as spawn;
 
+    /// A thread that gives way looks so often whether the others have had their turn: well below a millisecond.
+    pub const PATIENCE: usize = 500;
+
     /// Lets the lock go until `condition` is told of or `limit` has passed.
     pub fn let_go<T>(guard: MutexGuard<'_, T>, condition: &Condvar, limit: Duration) {
         // Poisoned or not: whoever locks next sees it.
