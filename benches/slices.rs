@@ -2,6 +2,7 @@
 //! at once. An engine's call waits for one input at most.
 //!
 //! `cargo bench --bench slices`
+#![allow(clippy::disallowed_methods, reason = "measures time")]
 
 use std::time::{Duration, Instant};
 

@@ -71,6 +71,11 @@ impl KeyTable {
         &self.keys
     }
 
+    /// The keys alone, of a table that is not asked any more.
+    pub fn keys_mut(&mut self) -> &mut KeyBatch {
+        &mut self.keys
+    }
+
     pub fn clear(&mut self) {
         self.keys.clear();
         self.numbers.clear();

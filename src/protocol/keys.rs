@@ -224,6 +224,18 @@ impl KeyBatch {
         self.len == 0
     }
 
+    /// Forgets the keys from this position on, and gives their memory back.
+    pub fn truncate(&mut self, len: usize) {
+        let Some(end) = self.element_start(len) else { return };
+        self.elements.truncate(end);
+        self.elements.shrink_to_fit();
+        if let Lengths::Mixed(ends) = &mut self.lengths {
+            ends.truncate(len);
+            ends.shrink_to_fit();
+        }
+        self.len = len.min(self.len);
+    }
+
     pub fn clear(&mut self) {
         self.elements.clear();
         self.len = 0;

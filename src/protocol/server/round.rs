@@ -405,7 +405,8 @@ impl Round {
         }
         let waiter = self.waiter.take();
         waiter.into_iter().for_each(|waiter| cx.wanted.leave(waiter));
-        Remains { supply, pins, unmet: std::mem::replace(&mut self.unmet, Unmet::new(cx.hasher())), waiter }
+        let unmet = std::mem::replace(&mut self.unmet, Unmet::new(cx.hasher()));
+        Remains { supply, pins, unmet, waiter, spent: KeyBatch::new() }
     }
 
     fn is_looked_up_only(&self) -> bool {

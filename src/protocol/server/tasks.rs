@@ -21,7 +21,9 @@ use crate::protocol::mutation::{self, Mutation};
 use crate::protocol::steps::{ITEM, KEY, Slice};
 
 use super::lookups::LookupTask;
+use super::remains::Remains;
 use super::round::Reply;
+use super::unmet::Unmet;
 use super::{ServerRole, Violation};
 
 #[derive(Debug)]
@@ -130,7 +132,8 @@ impl ServerRole {
             return Some(Task::Fetch(fetch));
         }
         let session = self.session;
-        let round = self.rounds.get_mut(&fetch.name).filter(|round| round.is_matching())?;
+        let round = self.rounds.get_mut(&fetch.name).filter(|round| round.is_matching());
+        let Some(round) = round else { return self.is_matched(cx, fetch) };
         let some = fetch.matched..fetch.blocks.len().min(fetch.matched.saturating_add(slice.left()));
         slice.spend(KEY * some.len());
         fetch.matched = some.end;
@@ -147,6 +150,13 @@ impl ServerRole {
             return Some(Task::Fetch(fetch));
         }
         self.settle(cx, &fetch.name);
+        self.is_matched(cx, fetch)
+    }
+
+    /// Nothing of the fetch is needed any more.
+    fn is_matched(&mut self, cx: &mut Context, fetch: FetchTask) -> Option<Task> {
+        let (supply, pins, unmet) = (Vec::new(), Vec::new(), Unmet::new(cx.hasher()));
+        self.let_go(cx, Remains { supply, pins, unmet, waiter: None, spent: fetch.keys });
         None
     }
 }

@@ -73,6 +73,12 @@ impl Unmet {
         (!met.is_empty()).then_some(met)
     }
 
+    /// Gives back the memory of keys that were forgotten. Nothing is asked for any more.
+    pub fn shrink(&mut self) {
+        self.keys.keys_mut().truncate(self.destinations.len());
+        self.destinations.shrink_to_fit();
+    }
+
     /// Forgets the key added last. `None` if there is none; the hash, if it has not been met.
     pub fn forget_last(&mut self) -> Option<Option<KeyHash>> {
         let waiting = self.destinations.pop()?;
