@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use p2pkv::protocol::codec::Decoded;
-use p2pkv::protocol::config::{CoreConfig, Limits, LocalTcp, LocalTransports, Timeouts, TransportKind};
+use p2pkv::protocol::config::{
+    CoreConfig, Limits, LocalTcp, LocalTransports, SLICE, Timeouts, TransportKind,
+};
 use p2pkv::protocol::ids::{Instance, PeerId, SessionId};
 use p2pkv::protocol::manager::{Manager, RequestTimeouts};
 use p2pkv::protocol::message::{Connect, Disconnect, Message};
@@ -28,6 +30,7 @@ fn manager(name: &str, instance: u8) -> Manager {
         max_peers: 8,
         limits: Limits::default(),
         timeouts: Timeouts::default(),
+        slice: SLICE,
         table_seed: 0,
         token_secret: [instance; 32],
     })

@@ -6,7 +6,8 @@ mod engines;
 #[path = "rules/world.rs"]
 mod world;
 
-use p2pkv::protocol::config::TransportKind;
+use p2pkv::protocol::config::{SLICE, TransportKind};
+use p2pkv::protocol::steps::ITEM;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -48,6 +49,11 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
+/// What one input may do: next to nothing, or all that these two can leave.
+fn slice() -> impl Strategy<Value = usize> {
+    prop_oneof![4 => 1..5usize, 1 => Just(2 * ITEM), 1 => Just(SLICE)]
+}
+
 fn bounded(cases: u32) -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, max_shrink_iters: 20_000, ..ProptestConfig::default() }
 }
@@ -56,12 +62,12 @@ proptest! {
     #![proptest_config(bounded(600))]
 
     #[test]
-    fn any_run_over_a_fenced_transport_keeps_the_invariants(steps in vec(step(), 1..120)) {
-        keeps_the_invariants(TransportKind::Tcp, &steps);
+    fn any_run_over_a_fenced_transport_keeps_the_invariants(slice in slice(), steps in vec(step(), 1..120)) {
+        keeps_the_invariants(TransportKind::Tcp, slice, &steps);
     }
 
     #[test]
-    fn any_run_over_an_unfenced_transport_keeps_the_invariants(steps in vec(step(), 1..120)) {
-        keeps_the_invariants(TransportKind::Nixl, &steps);
+    fn any_run_over_an_unfenced_transport_keeps_the_invariants(slice in slice(), steps in vec(step(), 1..120)) {
+        keeps_the_invariants(TransportKind::Nixl, slice, &steps);
     }
 }

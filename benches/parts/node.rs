@@ -123,6 +123,7 @@ fn config() -> CoreConfig {
             why_no_nixl: String::new(),
         },
         max_peers: 128,
+        slice: p2pkv::protocol::config::SLICE,
         limits: Limits::default(),
         timeouts: Timeouts::default(),
         table_seed: 7,

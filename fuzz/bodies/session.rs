@@ -1,5 +1,5 @@
 //! Two protocol cores and everything that can be done to them, in any order: engine calls, deliveries, damaged, doubled
-//! and overtaking messages, ends of transfers, deaths, time. The invariants of the design hold at each step and at the
+//! and overtaking messages, ends of transfers, deaths, time. Work is done in slices that hold next to nothing. The invariants of the design hold at each step and at the
 //! end. The same world and the same checks as in `tests/properties.rs`; here the fuzzer chooses the steps.
 
 #[path = "../../tests/rules/engines.rs"]
@@ -23,7 +23,7 @@ pub fn run(data: &[u8]) {
     while !script.is_over() && steps.len() < MOST_STEPS {
         steps.push(step(&mut script));
     }
-    keeps_the_invariants(kind, &steps);
+    keeps_the_invariants(kind, 1 + steps.len() % 4, &steps);
 }
 
 /// One byte says what and to whom, the next ones with what.

@@ -18,6 +18,7 @@
 //! Where the data plane knows that all blocks are in, the load is reported at once and leaves its name in `landed` until
 //! the peer's `transfer_done`: a `fetch` of the same name must not reach the peer before it knows so too.
 
+mod death;
 mod landed;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -40,6 +41,8 @@ use landed::LandedLoads;
 pub struct ClientRole {
     session: SessionId,
     requests: BTreeMap<KvRequestId, ConsumerRequest>,
+    /// Those that the session's death has not ended yet: found by nobody, and open all the same.
+    doomed: BTreeMap<KvRequestId, ConsumerRequest>,
     /// The peer is legacy: every lookup is a miss.
     never_answered: bool,
     /// Ids with keys that the next flush has to send.
@@ -132,6 +135,7 @@ impl ClientRole {
         ClientRole {
             session,
             requests: BTreeMap::new(),
+            doomed: BTreeMap::new(),
             never_answered: false,
             unflushed: Vec::new(),
             landed: LandedLoads::new(session),
@@ -153,12 +157,13 @@ impl ClientRole {
 
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.requests.is_empty()
+        self.requests.is_empty() && self.doomed.is_empty()
     }
 
+    /// Whether the id is in use here, and not only until its turn to end comes.
     #[must_use]
-    pub fn uses(&self, id: &KvRequestId) -> bool {
-        self.requests.contains_key(id)
+    pub fn uses(&self, id: &KvRequestId, fenced: bool) -> bool {
+        self.requests.contains_key(id) || self.doomed.get(id).is_some_and(|request| request.outlives(fenced))
     }
 
     /// The load under a token, as the session needs it when the fetch is about to leave: its blocks, to be armed.
@@ -623,57 +628,6 @@ impl ClientRole {
         }
         if self.requests.get(id).is_some_and(|request| request.loads.is_empty()) {
             self.requests.remove(id);
-        }
-    }
-
-    /// The session is dead: every load ends, as soon as its blocks are safe.
-    pub fn on_session_death(&mut self, cx: &mut Context, cause: &Cause, fenced: bool) {
-        let session = self.session;
-        self.unflushed.clear();
-        self.landed.forget_all(cx);
-        let mut live: Vec<(KvRequestId, RoundSeq)> = Vec::new();
-        for (id, request) in &mut self.requests {
-            request.finished = true;
-            request.forget_round(cx, session, id);
-            live.extend(request.loads.keys().map(|round| (id.clone(), *round)));
-        }
-        self.requests.retain(|_, request| !request.loads.is_empty());
-        for (id, round) in live {
-            self.end_on_death(cx, &id, round, cause, fenced);
-        }
-    }
-
-    fn end_on_death(
-        &mut self,
-        cx: &mut Context,
-        id: &KvRequestId,
-        round: RoundSeq,
-        cause: &Cause,
-        fenced: bool,
-    ) {
-        let session = self.session;
-        let Some(load) = self.load_mut(id, round) else { return };
-        cancel_load_timer(cx, session, id, round, load);
-        let was_sent = load.state != LoadState::Queued;
-        let cause = match &load.state {
-            LoadState::Aborting { cause: None } => return self.forget_load(cx, id, round),
-            LoadState::Fetching if mutation::is(Mutation::DeathLosesLoads) => {
-                return self.forget_load(cx, id, round);
-            }
-            LoadState::Aborting { cause: Some(cause) } | LoadState::Closing { cause } => cause.clone(),
-            LoadState::Queued | LoadState::Fetching => cause.clone(),
-        };
-        let was_closing = matches!(load.state, LoadState::Closing { .. });
-        let token = load.token;
-        load.state = LoadState::Closing { cause };
-        if was_sent && fenced {
-            if !was_closing {
-                cx.emit(Output::Disarm { session, load: token });
-            }
-        } else {
-            let may_still_be_written = was_sent && !mutation::is(Mutation::ForgetsFlag);
-            let flags = JobFlags { may_still_be_written, ..JobFlags::default() };
-            self.report(cx, id, round, flags);
         }
     }
 }

@@ -81,6 +81,9 @@ impl Default for Timeouts {
     }
 }
 
+/// Well below a millisecond's work.
+pub const SLICE: usize = 4096;
+
 /// The local tier as its peers see it, and the rules it keeps.
 #[derive(Clone, Debug)]
 pub struct CoreConfig {
@@ -96,6 +99,8 @@ pub struct CoreConfig {
     pub max_peers: usize,
     pub limits: Limits,
     pub timeouts: Timeouts,
+    /// How much one input may do of what can be put off, in units of [`super::steps`]; [`SLICE`] in a tier.
+    pub slice: usize,
     /// Seeds the hash tables against chosen keys. Random in a tier, fixed in a simulation.
     pub table_seed: u64,
     /// Access tokens are derived from it, one for each session.

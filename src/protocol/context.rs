@@ -1,22 +1,23 @@
 //! What sessions and roles share while one input is handled: the time, the rules, and where outputs go.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
 use foldhash::quality::FixedState;
 use hashbrown::HashMap;
-use hashbrown::hash_map::EntryRef;
 
 use super::block_set::BlockSet;
 use super::config::CoreConfig;
 use super::directory::Directory;
 use super::ids::{JobId, KvRequestId, LoadToken, RoundSeq, ServeId, SessionId, TransferId};
 use super::job::{JobFlags, JobKind, JobResult, Outcome, Stats};
-use super::keys::{Key, KeyBatch, KeysView};
+use super::keys::{KeyBatch, KeysView};
 use super::message::Message;
 use super::mutation::{self, Mutation};
 use super::output::Output;
+use super::steps::Busy;
 use super::timer::{Timers, Timestamp};
+use super::wanted::Wanted;
 
 /// What a deadline is for. The order among equal times is the order here.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -62,41 +63,6 @@ pub struct OpenJob {
 /// One round of one `kv_request_id` with one peer.
 pub type RoundName = (SessionId, KvRequestId, RoundSeq);
 
-/// The rounds that want a key. Nearly always one; but a peer may ask for the same key in all rounds that it may open, and
-/// leaving must not be a search through them then.
-#[derive(Debug)]
-pub enum Waiters {
-    One(RoundName),
-    Many(BTreeSet<RoundName>),
-}
-
-impl Waiters {
-    fn insert(&mut self, waiter: RoundName) {
-        match self {
-            Waiters::One(first) => *self = Waiters::Many(BTreeSet::from([first.clone(), waiter])),
-            Waiters::Many(all) => drop(all.insert(waiter)),
-        }
-    }
-
-    /// True if none is left.
-    fn remove(&mut self, waiter: &RoundName) -> bool {
-        match self {
-            Waiters::One(only) => only == waiter,
-            Waiters::Many(all) => {
-                all.remove(waiter);
-                all.is_empty()
-            }
-        }
-    }
-
-    pub fn to_vec(&self) -> Vec<RoundName> {
-        match self {
-            Waiters::One(only) => vec![only.clone()],
-            Waiters::Many(all) => all.iter().cloned().collect(),
-        }
-    }
-}
-
 /// Serving contexts that the engine has to be asked about, or told the end of.
 #[derive(Debug, Default)]
 pub struct ServeQueue {
@@ -139,8 +105,9 @@ pub struct Context {
     pub stats: Stats,
     pub timers: Timers<TimerKey>,
     pub transfers: HashMap<TransferId, RoundName, FixedState>,
-    /// Which rounds still want a key: asked whenever something is published.
-    pub wanted: HashMap<Key, Waiters, FixedState>,
+    pub wanted: Wanted,
+    /// Sessions with more to do than one input may.
+    pub busy: Busy,
     /// Without a key; its memory is used for the next message's.
     spare_keys: KeyBatch,
     last_load: u64,
@@ -167,7 +134,8 @@ impl Context {
             stats: Stats::default(),
             timers: Timers::default(),
             transfers: HashMap::with_hasher(hasher()),
-            wanted: HashMap::with_hasher(hasher()),
+            wanted: Wanted::new(hasher()),
+            busy: Busy::default(),
             spare_keys: KeyBatch::new(),
             last_load: 0,
             last_serve: 0,
@@ -261,25 +229,10 @@ impl Context {
             && self.loads.is_empty()
             && self.transfers.is_empty()
             && self.wanted.is_empty()
+            && self.busy.is_empty()
             && self.loading.is_empty()
             && self.directory.pinned() == 0
             && self.serve.unsettled.is_empty()
             && self.serve.to_close.is_empty()
-    }
-
-    pub fn now_wanted(&mut self, key: &[u8], waiter: RoundName) {
-        match self.wanted.entry_ref(key) {
-            EntryRef::Occupied(mut waiters) => waiters.get_mut().insert(waiter),
-            EntryRef::Vacant(vacant) => {
-                vacant.insert_with_key(Key::new(key), Waiters::One(waiter));
-            }
-        }
-    }
-
-    /// Removes one waiter from a key's list.
-    pub fn no_longer_wanted(&mut self, key: &[u8], waiter: &RoundName) {
-        if self.wanted.get_mut(key).is_some_and(|waiters| waiters.remove(waiter)) {
-            self.wanted.remove(key);
-        }
     }
 }

@@ -53,6 +53,10 @@ numeric_id!(
     /// One batch of blocks handed to a data transport.
     TransferId(u64)
 );
+numeric_id!(
+    /// One round of the producer role that wants keys. Never used twice in the life of a tier.
+    WaiterId(u64)
+);
 
 impl RoundSeq {
     pub const FIRST: RoundSeq = RoundSeq(0);

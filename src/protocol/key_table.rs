@@ -18,7 +18,7 @@ pub struct KeyTable {
 }
 
 /// Of one key under the tier's seed, so that it is hashed once for all tables that are asked for it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KeyHash(pub u64);
 
 impl KeyHash {
@@ -69,6 +69,11 @@ impl KeyTable {
     #[must_use]
     pub fn keys(&self) -> &KeyBatch {
         &self.keys
+    }
+
+    /// The keys alone, of a table that is not asked any more.
+    pub fn keys_mut(&mut self) -> &mut KeyBatch {
+        &mut self.keys
     }
 
     pub fn clear(&mut self) {

@@ -224,6 +224,18 @@ impl KeyBatch {
         self.len == 0
     }
 
+    /// Forgets the keys from this position on, and gives their memory back.
+    pub fn truncate(&mut self, len: usize) {
+        let Some(end) = self.element_start(len) else { return };
+        self.elements.truncate(end);
+        self.elements.shrink_to_fit();
+        if let Lengths::Mixed(ends) = &mut self.lengths {
+            ends.truncate(len);
+            ends.shrink_to_fit();
+        }
+        self.len = len.min(self.len);
+    }
+
     pub fn clear(&mut self) {
         self.elements.clear();
         self.len = 0;
@@ -295,7 +307,12 @@ impl KeyBatch {
     }
 
     pub fn iter(&self) -> impl ExactSizeIterator<Item = &[u8]> {
-        (0..self.len).map(|index| self.get(index).unwrap_or_default())
+        self.iter_from(0)
+    }
+
+    /// The keys from this position on.
+    pub fn iter_from(&self, first: usize) -> impl ExactSizeIterator<Item = &[u8]> {
+        (first..self.len).map(|index| self.get(index).unwrap_or_default())
     }
 }
 

@@ -1,7 +1,8 @@
 //! All sessions of one tier, and what lies between them: names, requests, parked stores, failed ids, caps, back-off.
 //!
 //! How to drive it: call one method with the present time, then take outputs until [`Manager::poll_output`] gives
-//! none; call [`Manager::handle_timeout`] when [`Manager::next_deadline`] has come. Nothing else happens by itself.
+//! none; call [`Manager::handle_timeout`] when [`Manager::next_deadline`] has come, and soon where
+//! [`Manager::has_unfinished_work`]. Nothing else happens by itself.
 //! Everything is deterministic: same configuration, same calls, same outputs.
 
 mod bindings;
@@ -9,8 +10,9 @@ mod engine;
 mod peers;
 mod serving;
 mod stores;
+mod work;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -23,12 +25,15 @@ use super::mutation::{self, Mutation};
 use super::output::Output;
 use super::params::Roles;
 use super::session::Session;
+use super::steps::{ITEM, Slice};
 use super::timer::Timestamp;
 
 pub use engine::RequestTimeouts;
 use peers::Backoff;
+use serving::Settling;
 pub use serving::{ServeMode, ServeWork};
 use stores::StoreTable;
+use work::Published;
 
 #[derive(Debug)]
 pub struct Manager {
@@ -46,6 +51,9 @@ pub struct Manager {
     consumer_ids: BTreeMap<KvRequestId, RequestId>,
     producer_ids: BTreeMap<KvRequestId, RequestId>,
     stores: StoreTable,
+    /// Keys whose waiters have not all been told.
+    published: VecDeque<Published>,
+    settling: Option<Settling>,
     /// Sessions with lookups that the next flush sends.
     unflushed: BTreeSet<SessionId>,
     /// Message types that were logged as unknown.
@@ -58,7 +66,7 @@ pub struct Manager {
 #[derive(Debug)]
 struct Request {
     roles: Roles,
-    /// The consumer's session; `Err`: why lookups are misses and loads fail.
+    /// The consumer's session; `Err`: why lookups are misses and loads fail. See [`Manager::session_of`].
     session: Option<Result<SessionId, Cause>>,
     timeouts: RequestTimeouts,
 }
@@ -96,6 +104,8 @@ impl Manager {
             consumer_ids: BTreeMap::new(),
             producer_ids: BTreeMap::new(),
             stores: StoreTable::default(),
+            published: VecDeque::new(),
+            settling: None,
             unflushed: BTreeSet::new(),
             known_unknowns: BTreeSet::new(),
             last_session: 0,
@@ -129,16 +139,21 @@ impl Manager {
         self.cx.timers.next()
     }
 
-    /// Lets everything happen whose time has come.
+    /// Lets happen whose time has come, as much of it as one call may. If that was not all, the next deadline has passed.
     pub fn handle_timeout(&mut self, now: Timestamp) {
         self.cx.now = now;
         if mutation::is(Mutation::LeavesDeadlines) {
             return;
         }
-        while let Some(key) = self.cx.timers.pop_due(now) {
+        let mut slice = Slice::new(self.cx.config.slice);
+        while !slice.is_spent()
+            && let Some(key) = self.cx.timers.pop_due(now)
+        {
+            slice.spend(ITEM);
             self.fire(key);
-            self.after_input();
+            self.follow_up();
         }
+        self.work();
     }
 
     fn fire(&mut self, key: TimerKey) {
@@ -177,8 +192,14 @@ impl Manager {
         }
     }
 
-    /// Carries the roles' messages through their sessions, and clears away what is over. After every input.
+    /// After every input.
     fn after_input(&mut self) {
+        self.follow_up();
+        self.work();
+    }
+
+    /// Carries the roles' messages through their sessions, and clears away what is over.
+    fn follow_up(&mut self) {
         while let Some((session, message)) = self.cx.said.pop_front() {
             self.with_session(session, |session, cx| session.say(cx, message));
         }
@@ -186,7 +207,8 @@ impl Manager {
             self.on_round_ended(session, &id, success);
         }
         while let Some(session) = self.cx.touched.pop() {
-            if self.sessions.get(&session).is_some_and(Session::is_over) {
+            let has_work = self.cx.busy.contains(session);
+            if !has_work && self.sessions.get(&session).is_some_and(Session::is_over) {
                 self.sessions.remove(&session);
             }
         }
@@ -225,7 +247,7 @@ impl Manager {
                 }
             });
             self.cx.touched.push(session);
-            self.after_input();
+            self.follow_up();
             if let Some(cause) = fault {
                 self.fault(session, cause);
             }
@@ -276,11 +298,8 @@ impl Manager {
     /// A dying session's time to drain is over.
     fn abandon(&mut self, session: SessionId) {
         self.with_session(session, |session, cx| {
-            if session.is_dying() {
-                session.server.abandon_transfers(cx);
-            }
+            session.abandon(cx);
         });
-        self.cx.touched.push(session);
     }
 
     // ---- what operators see ----
@@ -399,6 +418,7 @@ impl Manager {
             && self.consumer_ids.is_empty()
             && self.producer_ids.is_empty()
             && self.stores.is_empty()
+            && self.published.is_empty()
             && self.cx.is_quiescent()
     }
 

@@ -20,4 +20,6 @@ pub mod output;
 pub mod params;
 pub mod server;
 pub mod session;
+pub mod steps;
 pub mod timer;
+pub mod wanted;

@@ -1,12 +1,18 @@
 //! The producer role toward one peer: lookups answered, rounds served, aborts acknowledged.
 //!
-//! The lifecycle of a single round is in [`round`]; how a lookup is answered is in [`lookups`].
+//! The lifecycle of a single round is in [`round`]; how a lookup is answered is in [`lookups`]; how all ends with the
+//! session in [`death`].
 
+mod death;
 mod lookups;
+mod remains;
 mod round;
 mod supply;
+mod tasks;
+mod unmet;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::ops::Bound;
 
 use super::context::{Cause, Context};
 use super::ids::{
@@ -17,11 +23,15 @@ use super::keys::KeyBatch;
 use super::message::{AbortAck, Fetch, Message, TransferDone};
 use super::mutation::{self, Mutation};
 use super::output::Output;
+use super::steps::Slice;
 use super::timer::Timestamp;
 
+use death::Doomed;
 use lookups::InboundLookup;
 pub use lookups::{PinnedHits, ServeAnswer, ServeQuestion};
+use remains::Remains;
 use round::{Phase, Reply, Round};
+use tasks::{FetchTask, Task};
 
 /// Acknowledged aborts that are remembered, so that a repeated `abort_fetch` is not acknowledged twice.
 const REMEMBERED_ACKS: usize = 1024;
@@ -29,14 +39,28 @@ const REMEMBERED_ACKS: usize = 1024;
 /// A protocol error of the peer: the session ends with this as its reason.
 pub type Violation = String;
 
+/// Boxed: a table moves what it holds, and a round is large.
+type Rounds = BTreeMap<(KvRequestId, RoundSeq), Box<Round>>;
+type Lookups = BTreeMap<(KvRequestId, RoundSeq, ServeId), InboundLookup>;
+
 #[derive(Debug)]
 pub struct ServerRole {
     session: SessionId,
-    rounds: BTreeMap<(KvRequestId, RoundSeq), Round>,
-    lookups: BTreeMap<(KvRequestId, RoundSeq, ServeId), InboundLookup>,
+    rounds: Rounds,
+    lookups: Lookups,
+    /// What the peer has asked for last, where that is large, and what it has asked for since.
+    task: Option<Task>,
+    waiting: VecDeque<Message>,
+    /// Keys of the messages that wait.
+    keys_waiting: usize,
+    /// What the session's death has not ended yet.
+    doomed: Option<Doomed>,
+    /// Of rounds that are over.
+    remains: VecDeque<Remains>,
     acknowledged: BTreeSet<(KvRequestId, RoundSeq)>,
     acknowledged_order: VecDeque<(KvRequestId, RoundSeq)>,
     transfers_live: usize,
+    stores_live: usize,
     /// Keys that the peer has named in rounds which are open.
     keys_open: usize,
     rounds_served: u64,
@@ -54,9 +78,15 @@ impl ServerRole {
             session,
             rounds: BTreeMap::new(),
             lookups: BTreeMap::new(),
+            task: None,
+            waiting: VecDeque::new(),
+            keys_waiting: 0,
+            doomed: None,
+            remains: VecDeque::new(),
             acknowledged: BTreeSet::new(),
             acknowledged_order: VecDeque::new(),
             transfers_live: 0,
+            stores_live: 0,
             keys_open: 0,
             rounds_served: 0,
             bytes_out: 0,
@@ -80,12 +110,17 @@ impl ServerRole {
 
     #[must_use]
     pub fn stores_live(&self) -> usize {
-        self.rounds.values().map(|round| round.jobs.len()).sum()
+        self.stores_live
     }
 
     #[must_use]
     pub fn is_idle(&self) -> bool {
-        self.rounds.is_empty() && self.lookups.is_empty() && self.transfers_live == 0
+        self.rounds.is_empty()
+            && self.lookups.is_empty()
+            && self.transfers_live == 0
+            && !self.is_at_work()
+            && self.doomed.is_none()
+            && self.remains.is_empty()
     }
 
     /// Whether a lookup has named this round: then its pins are all the supply it will have.
@@ -94,24 +129,29 @@ impl ServerRole {
         self.rounds.get(&(id.clone(), round)).is_some_and(|found| found.from_lookup)
     }
 
-    fn rounds_of(&self, id: &KvRequestId) -> impl Iterator<Item = RoundSeq> + use<'_> {
-        let from = (id.clone(), RoundSeq::FIRST);
-        let id = id.clone();
-        self.rounds
-            .range(from..)
-            .take_while(move |((other, _), _)| *other == id)
-            .map(|((_, round), _)| *round)
+    /// The next round of the id, and what it holds.
+    fn next_round_of(
+        &self,
+        id: &KvRequestId,
+        after: Option<RoundSeq>,
+    ) -> Option<((KvRequestId, RoundSeq), usize)> {
+        let from = match after {
+            Some(round) => Bound::Excluded((id.clone(), round)),
+            None => Bound::Included((id.clone(), RoundSeq::FIRST)),
+        };
+        let (name, round) = self.rounds.range((from, Bound::Unbounded)).next()?;
+        (name.0 == *id).then(|| (name.clone(), round.size()))
     }
 
     fn check_room(&self, cx: &Context) -> Result<(), Violation> {
-        let open = self.rounds.len() + self.lookups.len();
+        let open = self.rounds.len() + self.lookups.len() + self.waiting.len();
         let limit = cx.config.limits.outstanding_per_peer;
         if open < limit { Ok(()) } else { Err(format!("more than {limit} rounds and lookups open at once")) }
     }
 
     fn check_keys(&self, cx: &Context, more: usize) -> Result<(), Violation> {
         let limit = cx.config.limits.keys_per_message.saturating_mul(FULL_MESSAGES_OPEN);
-        if self.keys_open.saturating_add(more) <= limit {
+        if self.keys_open.saturating_add(self.keys_waiting).saturating_add(more) <= limit {
             return Ok(());
         }
         Err(format!("more than {limit} keys in rounds that are open at once"))
@@ -129,11 +169,12 @@ impl ServerRole {
     ) {
         let name = (id.clone(), RoundSeq::FIRST);
         let session = self.session;
-        let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
+        let round = self.rounds.entry(name.clone()).or_insert_with(|| Box::new(Round::new(cx)));
         round.add_job(cx, job, deadline);
+        self.stores_live += 1;
         let mut pairs = Vec::new();
         for (key, block) in keys.iter().zip(blocks) {
-            round.supply_from_job(cx, (session, &name), key, *block, &mut pairs);
+            round.supply_from_job(cx, key, *block, &mut pairs);
         }
         round.set_timer(cx, (session, &name));
         self.write(cx, &name, pairs);
@@ -143,29 +184,27 @@ impl ServerRole {
     /// A key was published that a round of this session wants.
     pub fn on_published(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, key: &[u8]) {
         let name = (id.clone(), round);
-        let session = self.session;
         let Some(found) = self.rounds.get_mut(&name) else { return };
         let mut pairs = Vec::new();
-        found.supply_from_directory(cx, (session, &name), key, &mut pairs);
+        found.supply_from_directory(cx, key, &mut pairs);
         self.write(cx, &name, pairs);
     }
 
-    /// What a non-empty `fetch` asks for. `blocks` are inside the peer's region.
+    /// What a non-empty `fetch` asks for. `blocks` are inside the peer's region. `refusal`: why no store can come for it.
     pub fn on_fetch(
         &mut self,
         cx: &mut Context,
-        fetch: &Fetch,
-        blocks: &[BlockIndex],
+        fetch: Fetch,
+        mut blocks: Vec<BlockIndex>,
+        refusal: Option<String>,
     ) -> Result<(), Violation> {
-        let name = (fetch.kv_request_id.clone(), fetch.round_seq);
-        let session = self.session;
+        let name = (fetch.kv_request_id, fetch.round_seq);
         self.forget_acknowledgement(&name);
-        self.settle_lookups_of_round(cx, &name);
         if !self.rounds.contains_key(&name) {
             self.check_room(cx)?;
         }
         self.check_keys(cx, fetch.keys.len())?;
-        let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
+        let round = self.rounds.entry(name.clone()).or_insert_with(|| Box::new(Round::new(cx)));
         if round.has_demand() {
             return Err(format!(
                 "second fetch for kv_request_id {} round {}, whose first is still open",
@@ -174,29 +213,19 @@ impl ServerRole {
         }
         round.keys_named += fetch.keys.len();
         self.keys_open += fetch.keys.len();
-        let mut pairs = Vec::with_capacity(blocks.len());
-        round.demand(cx, (session, &name), fetch, blocks, &mut pairs);
-        let unpinned = round.unmet();
-        if round.from_lookup && unpinned > 0 && !mutation::is(Mutation::UnpinnedWaits) {
-            let why = format!(
-                "the fetch names {unpinned} of {} keys that no lookup of its round has pinned",
-                blocks.len()
-            );
-            round.end(cx.now, Cause::new(Outcome::NotFetched, why), Reply::TransferDone);
+        round.begin_demand(cx, blocks.len(), fetch.load_token);
+        if mutation::is(Mutation::PairsWrongly) {
+            blocks.reverse();
         }
-        self.write(cx, &name, pairs);
-        self.settle(cx, &name);
+        let pairs = Vec::with_capacity(blocks.len().min(cx.config.slice));
+        let (keys, settled) = (fetch.keys, ServeId(0));
+        self.begin(cx, Task::Fetch(FetchTask { name, keys, blocks, refusal, settled, matched: 0, pairs }));
         Ok(())
     }
 
     /// The terminal empty `fetch`: the peer is done with the id.
-    pub fn on_end_of_id(&mut self, cx: &mut Context, id: &KvRequestId) {
-        self.drop_lookups_of(cx, id);
-        for round in self.rounds_of(id).collect::<Vec<_>>() {
-            let cause =
-                Cause::new(Outcome::NotFetched, "the peer ended the id without asking for these blocks");
-            self.end(cx, &(id.clone(), round), cause, Reply::Nothing);
-        }
+    pub fn on_end_of_id(&mut self, cx: &mut Context, id: KvRequestId) {
+        self.begin(cx, Task::EndOfId { id, after: None });
     }
 
     pub fn on_abort_fetch(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq) {
@@ -216,24 +245,15 @@ impl ServerRole {
         }
     }
 
-    /// The engine finished the producer request: what is still unmet will stay so.
+    /// The engine finished the producer request: what is still unmet will stay so. Stores are for the first round; others
+    /// wait for none.
     pub fn on_producer_finished(&mut self, cx: &mut Context, id: &KvRequestId) {
-        for round in self.rounds_of(id).collect::<Vec<_>>() {
-            let name = (id.clone(), round);
-            if let Some(found) = self.rounds.get_mut(&name)
-                && !found.from_lookup
-            {
-                found.producer_finished = true;
-                self.settle(cx, &name);
-            }
-        }
-    }
-
-    /// No store can come for this round: what is unmet is refused now.
-    pub fn refuse_unmet(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, why: &str) {
-        let name = (id.clone(), round);
-        if self.rounds.get(&name).is_some_and(|found| found.unmet() > 0) {
-            self.end(cx, &name, Cause::new(Outcome::NotFetched, why), Reply::TransferDone);
+        let name = (id.clone(), RoundSeq::FIRST);
+        if let Some(found) = self.rounds.get_mut(&name)
+            && !found.from_lookup
+        {
+            found.producer_finished = true;
+            self.settle(cx, &name);
         }
     }
 
@@ -246,6 +266,7 @@ impl ServerRole {
     ) {
         let name = (id.clone(), round);
         self.transfers_live -= 1;
+        self.end_doomed(cx, &name);
         let Some(found) = self.rounds.get_mut(&name) else { return };
         if let Some(blocks) = found.transfer_ended(transfer) {
             found.moved(blocks);
@@ -267,6 +288,7 @@ impl ServerRole {
     ) -> bool {
         let name = (id.clone(), round);
         self.transfers_live -= 1;
+        self.end_doomed(cx, &name);
         let Some(found) = self.rounds.get_mut(&name) else { return false };
         let was_open = found.phase == Phase::Open;
         found.transfer_ended(transfer);
@@ -285,7 +307,11 @@ impl ServerRole {
                 let cause = Cause::new(Outcome::TimedOut, "the store was not moved within its deadline");
                 return self.end(cx, &name, cause, Reply::TransferDone);
             }
-            round::Due::PinTooOld => found.expire(cx),
+            round::Due::PinTooOld => {
+                self.stores_live -= found.jobs.len();
+                let remains = found.expire(cx);
+                self.let_go(cx, remains);
+            }
             round::Due::Stuck => log::warn!(
                 "session {session}: transfers of kv_request_id {id} round {round} are still under way {:?} after the \
                  round ended; its blocks stay pinned until they are over",
@@ -297,34 +323,7 @@ impl ServerRole {
         }
     }
 
-    /// The session is dead. Rounds with transfers under way stay until those are over.
-    pub fn on_session_death(&mut self, cx: &mut Context, cause: &Cause) {
-        self.drop_all_lookups(cx);
-        let names: Vec<_> = self.rounds.keys().cloned().collect();
-        for name in names {
-            self.end(cx, &name, cause.clone(), Reply::Nothing);
-        }
-    }
-
-    /// The transfers that were posted and have not ended.
-    #[must_use]
-    pub fn transfers_under_way(&self) -> Vec<TransferId> {
-        self.rounds.values().flat_map(|round| round.transfers_under_way()).collect()
-    }
-
-    /// The data plane could not say within the drain time that the transfers ended: jobs end with a flag.
-    pub fn abandon_transfers(&mut self, cx: &mut Context) {
-        for ((id, round), mut found) in std::mem::take(&mut self.rounds) {
-            for transfer in found.transfers_under_way() {
-                cx.transfers.remove(&transfer);
-            }
-            found.finish(cx, (self.session, &(id, round)), true);
-        }
-        self.transfers_live = 0;
-        self.keys_open = 0;
-    }
-
-    fn remove_round(&mut self, name: &(KvRequestId, RoundSeq)) -> Option<Round> {
+    fn remove_round(&mut self, name: &(KvRequestId, RoundSeq)) -> Option<Box<Round>> {
         let round = self.rounds.remove(name)?;
         self.keys_open = self.keys_open.saturating_sub(round.keys_named);
         Some(round)
@@ -350,7 +349,8 @@ impl ServerRole {
         let began = round.end(cx.now, cause, reply);
         if began {
             if mutation::is(Mutation::ReleasesWhileReading) {
-                round.expire(cx);
+                self.stores_live -= round.jobs.len();
+                round.expire(cx).let_go_all(cx);
             }
             let transfers = round.transfers_under_way();
             if !transfers.is_empty() {
@@ -369,7 +369,9 @@ impl ServerRole {
             return;
         }
         let Some(mut round) = self.remove_round(name) else { return };
-        let reply = round.finish(cx, (session, name), false);
+        self.stores_live -= round.jobs.len();
+        let (reply, remains) = round.finish(cx, (session, name), false);
+        self.let_go(cx, remains);
         if !round.from_lookup && name.1 == RoundSeq::FIRST {
             cx.ended_rounds.push((session, name.0.clone(), round.succeeded()));
         }
@@ -384,10 +386,34 @@ impl ServerRole {
                 self.rounds_served += u64::from(success);
                 cx.say(session, done(success));
                 if mutation::is(Mutation::EndOfRoundEndsAll) {
-                    self.on_end_of_id(cx, &name.0);
+                    self.end_id_slice(cx, name.0.clone(), None, &mut Slice::new(usize::MAX));
                 }
             }
         }
+    }
+
+    /// Lets go what a round held: at once, if it is little.
+    fn let_go(&mut self, cx: &mut Context, remains: Remains) {
+        if remains.size() <= cx.config.slice {
+            return remains.let_go_all(cx);
+        }
+        self.remains.push_back(remains);
+        cx.busy.insert(self.session);
+    }
+
+    /// Does a slice of what is left to do. True if there is more.
+    pub fn work(&mut self, cx: &mut Context, slice: &mut Slice) -> bool {
+        self.end_doomed_slice(cx, slice);
+        self.do_task(cx, slice);
+        while !slice.is_spent()
+            && let Some(remains) = self.remains.front_mut()
+        {
+            remains.let_go(cx, slice);
+            if remains.size() == 0 {
+                self.remains.pop_front();
+            }
+        }
+        self.is_at_work() || self.doomed.is_some() || !self.remains.is_empty()
     }
 
     fn acknowledge(&mut self, cx: &mut Context, name: &(KvRequestId, RoundSeq)) {

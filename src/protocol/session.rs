@@ -6,11 +6,11 @@
 //!                  └──┘                    │      any first cause of death        │
 //!                  └───────────────────────┴───────────────┬──────────────────────┘
 //!                                                          ▼
-//!                                                        Dying ── nothing under way ──► (gone)
+//!                                                        Dying ── all ended, nothing under way ──► (gone)
 //! ```
 //!
-//! A dying session has left the table of peers: the next one with the same peer can begin at once. It stays only until its
-//! transfers no longer read blocks and its fences are closed.
+//! A dying session has left the table of peers: the next one with the same peer can begin at once. It stays only until all
+//! that was open in it has ended, a slice at a time, its transfers no longer read blocks and its fences are closed.
 
 use core::net::SocketAddr;
 use std::collections::BTreeSet;
@@ -21,12 +21,13 @@ use sha2::{Digest, Sha256};
 use super::client::ClientRole;
 use super::config::{CoreConfig, Reach, TransportKind};
 use super::context::{Cause, Context, TimerKey};
-use super::ids::{BlockIndex, PeerId, RequestId, RoundSeq, SessionId};
+use super::ids::{BlockIndex, KvRequestId, PeerId, RequestId, RoundSeq, SessionId};
 use super::job::{Outcome, PeerState};
 use super::message::{Connect, ConnectAck, Dialect, Disconnect, Extension, Fetch, Message, TcpOffer};
 use super::mutation::{self, Mutation};
 use super::output::{Output, Registration, data_addresses};
 use super::server::ServerRole;
+use super::steps::Slice;
 use super::timer::Timestamp;
 
 /// Transfer failures in a row, with no success between, that fault a peer.
@@ -532,7 +533,7 @@ impl Session {
 
     /// A legacy peer names no rounds: an answer means its one live load.
     #[must_use]
-    pub fn round_of_answer(&self, id: &super::ids::KvRequestId, named: RoundSeq) -> RoundSeq {
+    pub fn round_of_answer(&self, id: &KvRequestId, named: RoundSeq) -> RoundSeq {
         match self.dialect {
             Dialect::Current => named,
             Dialect::Legacy => self.client.only_round(id).unwrap_or(named),
@@ -558,14 +559,35 @@ impl Session {
         cx.stats.sessions_lost += 1;
         self.cancel_redial(cx);
         cx.timers.cancel(self.handshake_deadline, TimerKey::Handshake(self.id));
-        let fenced = self.is_fenced();
         self.state = State::Dying;
         self.queue.clear();
-        self.client.on_session_death(cx, &cause, fenced);
-        self.server.on_session_death(cx, &cause);
+        self.client.on_session_death();
+        self.server.on_session_death(cause.clone());
         self.cause = Some(cause);
+        cx.busy.insert(self.id);
         cx.emit(Output::ClosePeer { session: self.id, flush: tell });
         cx.timers.set(cx.now + cx.config.timeouts.fault_drain, TimerKey::FaultDrain(self.id));
+    }
+
+    /// A dying session's time to drain is over.
+    pub fn abandon(&mut self, cx: &mut Context) {
+        if let Some(cause) = &self.cause {
+            self.server.abandon_transfers(cause.clone());
+            cx.busy.insert(self.id);
+        }
+    }
+
+    /// Does a slice of what is left to do. True if there is more.
+    pub fn work(&mut self, cx: &mut Context, slice: &mut Slice) -> bool {
+        let fenced = self.is_fenced();
+        let client = self.cause.as_ref().is_some_and(|cause| self.client.work(cx, cause, fenced, slice));
+        self.server.work(cx, slice) || client
+    }
+
+    /// Whether the engine may not use the id again yet.
+    #[must_use]
+    pub fn uses(&self, id: &KvRequestId) -> bool {
+        self.client.uses(id, self.is_fenced())
     }
 
     /// Loud unless we end it ourselves, or the peer left while nobody here had a use for it.
@@ -580,7 +602,7 @@ impl Session {
     /// Nothing keeps a dying session any more.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.is_dying() && self.client.is_idle() && self.server.is_idle()
+        self.is_dying() && self.has_no_work()
     }
 
     fn cancel_redial(&mut self, cx: &mut Context) {

@@ -264,6 +264,8 @@ impl Core {
     /// Gives every job that is still open its result, now that the transports are gone and touch nothing any more.
     pub fn end_all(&mut self, now: Timestamp) {
         while !self.take_events(now) {}
+        self.manager.finish_work(now);
+        self.execute(now);
         for transfer in self.manager.open_transfers() {
             self.manager.handle_transfer_failed(now, transfer, "this tier was freed", false);
         }
@@ -271,11 +273,15 @@ impl Core {
         for load in self.manager.open_loads() {
             self.manager.handle_disarmed(now, load);
         }
+        self.manager.finish_work(now);
         self.execute(now);
     }
 
-    /// When something is due although nothing came in.
+    /// When something is due although nothing came in. Work that is left is due at once.
     pub fn next_deadline(&self) -> Option<Timestamp> {
+        if self.manager.has_unfinished_work() {
+            return Some(Timestamp::ZERO);
+        }
         let sender = self.sender.as_ref().and_then(|sender| sender.next_deadline());
         [self.manager.next_deadline(), sender].into_iter().flatten().min()
     }

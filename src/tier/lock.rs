@@ -7,14 +7,10 @@
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ops::{Deref, DerefMut};
-use std::sync::atomic::Ordering;
-use std::sync::{PoisonError, TryLockError};
+use std::sync::{LockResult, PoisonError, TryLockError};
 use std::time::Duration;
 
-use super::sync::{self, AtomicU64, Condvar, Mutex, MutexGuard, thread_local};
-
-/// Looks for whether the one that waits has got the lock: about a millisecond.
-const LONGEST_WAY: usize = 1000;
+use super::sync::{self, AtomicU64, Condvar, Mutex, MutexGuard, Ordering, thread_local};
 
 type Act = Box<dyn FnOnce()>;
 
@@ -104,29 +100,14 @@ impl<T> Lock<T> {
     }
 
     pub fn lock(&self) -> Result<Guard<'_, T>, Poisoned> {
-        match self.mutex.try_lock() {
-            Ok(guard) => Ok(Guard { guard, mark: Mark::new() }),
-            Err(TryLockError::Poisoned(_)) => Err(Poisoned),
-            Err(TryLockError::WouldBlock) => self.wait_for_it(),
-        }
-    }
-
-    fn wait_for_it(&self) -> Result<Guard<'_, T>, Poisoned> {
-        self.waiting.fetch_add(1, Ordering::Relaxed);
-        let locked = self.mutex.lock();
-        self.waiting.fetch_sub(1, Ordering::Relaxed);
-        self.served.fetch_add(1, Ordering::Relaxed);
-        match locked {
-            Ok(guard) => Ok(Guard { guard, mark: Mark::new() }),
-            Err(_) => Err(Poisoned),
-        }
+        self.wait_for_it().map_err(|_| Poisoned)
     }
 
     /// Lets one have it that waits for it, if any does; for who lets it go to take it again at once. Else that one mostly
     /// finds it taken when it is awake at last, and may do so many times in a row.
     pub fn give_way(&self) {
         let served = self.served.load(Ordering::Relaxed);
-        for _ in 0..LONGEST_WAY {
+        for _ in 0..sync::PATIENCE {
             let is_over = self.served.load(Ordering::Relaxed) != served;
             if is_over || self.waiting.load(Ordering::Relaxed) == 0 {
                 return;
@@ -137,8 +118,23 @@ impl<T> Lock<T> {
 
     /// For what must be done in any case, or cannot be half done.
     pub fn lock_even_if_poisoned(&self) -> Guard<'_, T> {
-        let guard = self.mutex.lock().unwrap_or_else(PoisonError::into_inner);
-        Guard { guard, mark: Mark::new() }
+        self.wait_for_it().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait_for_it(&self) -> LockResult<Guard<'_, T>> {
+        let found = match self.mutex.try_lock() {
+            Ok(guard) => Ok(guard),
+            Err(TryLockError::Poisoned(poisoned)) => Err(poisoned),
+            Err(TryLockError::WouldBlock) => {
+                self.waiting.fetch_add(1, Ordering::Relaxed);
+                let found = self.mutex.lock();
+                self.waiting.fetch_sub(1, Ordering::Relaxed);
+                self.served.fetch_add(1, Ordering::Relaxed);
+                found
+            }
+        };
+        let held = |guard| Guard { guard, mark: Mark::new() };
+        found.map(held).map_err(|poisoned| PoisonError::new(held(poisoned.into_inner())))
     }
 
     /// `None` while somebody holds it, maybe this thread itself.

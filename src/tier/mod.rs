@@ -203,7 +203,9 @@ impl Shared {
         self.results.set_serve_news(core.manager.has_serve_news() && self.serves_on(ServeThread::Caller));
         let deadline = core.next_deadline().map_or(u64::MAX, Timestamp::as_nanos);
         let before = self.sleeps_until.swap(deadline, Ordering::AcqRel);
-        if self.mode == ProgressMode::Caller && deadline != before {
+        // The set tells of each arrival once; of a deadline that has passed it has perhaps told.
+        let is_new = deadline != before || Timestamp::from_nanos(deadline) <= self.clock.now();
+        if self.mode == ProgressMode::Caller && is_new {
             let deadline = Timestamp::from_nanos(deadline);
             let is_set = deadline.as_nanos() < u64::MAX;
             self.poller.set_deadline(is_set.then(|| deadline.since(self.clock.now())));
@@ -556,6 +558,13 @@ impl Tier {
         let turn = shared.serve_turn.lock_even_if_poisoned();
         // Also between two ops: those that come have not heard of the contexts of those that go.
         set_mode(ServeMode::DirectoryOnly)?;
+        while shared.call(|manager, _| Ok(manager.is_settling()))? {
+            shared.core.give_way();
+            shared.call(|manager, now| {
+                manager.handle_timeout(now);
+                Ok(())
+            })?;
+        }
         let mode = if ops.is_some() { ServeMode::Engine } else { ServeMode::DirectoryOnly };
         let serving = ops.map(|ops| Serving { ops, thread });
         let before = std::mem::replace(&mut *shared.serving(), serving);

@@ -15,10 +15,7 @@ use super::{ProgressMode, ServeThread, Shared};
 const INBOX_BATCH: u64 = 1024;
 const INBOX_BYTES: usize = 1 << 20;
 
-/// Messages are taken in for so long before a thread that waits for the lock is let in.
-const TURN: Duration = Duration::from_micros(500);
-
-/// As long where that is an engine's call, before it returns.
+/// Messages are taken in for so long where that is an engine's call.
 const CALL: Duration = Duration::from_millis(1);
 
 /// Keys that the engine left open are asked about again so soon, where the progress thread serves.
@@ -33,6 +30,7 @@ impl Shared {
     pub(super) fn run(&self) {
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             while !self.stop.load(Ordering::Acquire) && !self.core.is_poisoned() {
+                self.core.give_way();
                 self.progress();
                 self.spin();
                 self.sleep(Some(LONGEST_SLEEP));
@@ -62,7 +60,6 @@ impl Shared {
             core.forget_routes();
             self.leave(core);
         }
-        self.core.give_way();
         if self.serves_on(ServeThread::Progress) {
             self.serve();
         }
@@ -75,7 +72,6 @@ impl Shared {
         let Ok(mut receiver) = self.receiver.lock() else { return false };
         let Some(receiver) = receiver.as_mut() else { return false };
         let begin = self.clock.now();
-        let mut turn = begin;
         let mut taken = self.taken.swap(0, Ordering::Relaxed);
         let mut bytes = 0;
         let mut is_empty = false;
@@ -87,13 +83,8 @@ impl Shared {
             taken += 1;
             bytes += received.payload.len();
             self.take_message(received);
-            let now = self.clock.now();
-            if self.mode == ProgressMode::Caller && now.since(begin) >= CALL {
+            if self.mode == ProgressMode::Caller && self.clock.now().since(begin) >= CALL {
                 break;
-            }
-            if now.since(turn) >= TURN {
-                self.core.give_way();
-                turn = now;
             }
         }
         if !is_empty {
@@ -119,6 +110,7 @@ impl Shared {
 
     /// Large messages are decoded outside the lock: engine calls do not wait for that.
     fn take_message(&self, received: Received<'_>) {
+        self.core.give_way();
         let dialect = match self.core.lock() {
             Ok(core) => core.manager.dialect_of(received.identity),
             Err(_) => return,
@@ -136,7 +128,9 @@ impl Shared {
         if self.spin.is_zero() {
             return;
         }
-        let until = self.clock.now() + self.spin;
+        // Not beyond what is due, which may be now.
+        let deadline = Timestamp::from_nanos(self.sleeps_until.load(Ordering::Acquire));
+        let until = (self.clock.now() + self.spin).min(deadline);
         while self.clock.now() < until && !self.poller.has_news() {
             std::hint::spin_loop();
         }

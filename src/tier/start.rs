@@ -7,7 +7,7 @@ use crate::control::zmq::{self, ZmqConfig, ZmqReceiver, ZmqSender};
 use crate::control::{ControlReceiver, ControlSender};
 use crate::data::DataTransport;
 use crate::host::{descriptor_limit, grow_descriptor_table, spawn_without_signals};
-use crate::protocol::config::CoreConfig;
+use crate::protocol::config::{CoreConfig, SLICE};
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{Instance, PeerId};
 use crate::protocol::manager::Manager;
@@ -37,6 +37,7 @@ pub fn tier(config: TierConfig) -> Result<Tier> {
         max_peers: config.max_peers,
         limits: config.limits,
         timeouts: config.timeouts,
+        slice: SLICE,
         table_seed: u64::from_ne_bytes(random()?),
         token_secret: random()?,
     };

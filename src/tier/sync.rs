@@ -8,13 +8,16 @@ pub use real::*;
 
 #[cfg(not(p2pkv_shuttle))]
 mod real {
-    pub use std::sync::atomic::{AtomicBool, AtomicU64};
+    pub use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
     pub use std::sync::{Condvar, Mutex, MutexGuard};
     pub use std::thread::{JoinHandle, yield_now};
     pub use std::thread_local;
     use std::time::Duration;
 
     pub use crate::host::spawn_without_signals as spawn;
+
+    /// A thread that gives way looks so often whether the others have had their turn: well below a millisecond.
+    pub const PATIENCE: usize = 500;
 
     /// Lets the lock go until `condition` is told of or `limit` has passed.
     pub fn let_go<T>(guard: MutexGuard<'_, T>, condition: &Condvar, limit: Duration) {

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use p2pkv::protocol::config::TransportKind;
+use p2pkv::protocol::config::{CoreConfig, TransportKind};
 use p2pkv::protocol::ids::{RequestId, ServeId};
 use p2pkv::protocol::job::{LookupState, PeerState};
 use p2pkv::protocol::manager::ServeMode;
@@ -172,8 +172,9 @@ fn chosen(mask: u8) -> Vec<u8> {
 }
 
 impl Engines {
-    fn new(kind: TransportKind) -> Engines {
-        let mut world = World::new(2, kind);
+    fn new(kind: TransportKind, slice: usize) -> Engines {
+        let configs = (0..2).map(|node| CoreConfig { slice, ..config(node, 0, kind) }).collect();
+        let mut world = World::with_configs(configs, kind);
         world.auto_register = false;
         world.auto_transfer = false;
         world.auto_disarm = false;
@@ -440,8 +441,9 @@ impl Engines {
 }
 
 /// Invariants 1 and 3 to 7 of the design, and 2 where the transport fences.
-pub fn keeps_the_invariants(kind: TransportKind, steps: &[Step]) {
-    let mut engines = Engines::new(kind);
+/// `slice`: of both tiers.
+pub fn keeps_the_invariants(kind: TransportKind, slice: usize, steps: &[Step]) {
+    let mut engines = Engines::new(kind, slice);
     for step in steps {
         engines.run(step);
     }

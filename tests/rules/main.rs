@@ -9,5 +9,6 @@ mod names;
 mod producer;
 mod script;
 mod serving;
+mod steps;
 mod stores;
 mod world;

@@ -11,7 +11,9 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use p2pkv::protocol::codec::{self, Decoded};
-use p2pkv::protocol::config::{CoreConfig, Limits, LocalTcp, LocalTransports, Timeouts, TransportKind};
+use p2pkv::protocol::config::{
+    CoreConfig, Limits, LocalTcp, LocalTransports, SLICE, Timeouts, TransportKind,
+};
 use p2pkv::protocol::error::Result;
 use p2pkv::protocol::ids::{
     BlockIndex, BlockPair, Instance, JobId, KvRequestId, LoadToken, PeerId, RequestId, ServeId, SessionId,
@@ -86,6 +88,7 @@ pub fn config(node: usize, life: u8, kind: TransportKind) -> CoreConfig {
         max_peers: 128,
         limits: Limits::default(),
         timeouts: Timeouts::default(),
+        slice: SLICE,
         table_seed: 7,
         token_secret: [16 * node as u8 + life; 32],
     }
@@ -698,7 +701,8 @@ impl World {
     /// The node's process is killed and started again at the same address. Others do not notice by themselves.
     pub fn restart(&mut self, node: usize) {
         let life = self.nodes[node].life + 1;
-        let mut again = Node::new(config(node, life, self.kind));
+        let slice = self.nodes[node].manager.config().slice;
+        let mut again = Node::new(CoreConfig { slice, ..config(node, life, self.kind) });
         again.life = life;
         self.nodes[node] = again;
         self.wires.retain(|(from, to), _| *from != node && *to != node);
@@ -733,6 +737,7 @@ impl World {
         let mut moved = false;
         for node in 0..self.nodes.len() {
             self.execute(node);
+            moved |= self.work(node);
             while self.auto_register && self.register_next(node) {
                 moved = true;
             }
@@ -788,9 +793,24 @@ impl World {
     /// Deadlines are judged.
     pub fn tick(&mut self) {
         for node in 0..self.nodes.len() {
+            loop {
+                self.nodes[node].manager.handle_timeout(self.now);
+                self.execute(node);
+                if self.nodes[node].manager.next_deadline().is_none_or(|next| next > self.now) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// One slice of what is left to do. False if nothing is.
+    pub fn work(&mut self, node: usize) -> bool {
+        let is_left = self.nodes[node].manager.has_unfinished_work();
+        if is_left {
             self.nodes[node].manager.handle_timeout(self.now);
             self.execute(node);
         }
+        is_left
     }
 
     // ---- what there is to see ----

@@ -51,6 +51,8 @@ pub enum Event {
     Reached(Life, SessionId),
     /// A closed connection's last messages have left or never will.
     Vanish(WireId),
+    /// A tier's owner does a slice of what is left to do.
+    Work(Life),
 }
 
 #[derive(Debug)]

@@ -37,6 +37,8 @@ seen! {
     ReplayedConnect, ReplayedConnectAck, ReplayedDisconnect, ReplayedLookup, ReplayedLookupResp, ReplayedFetch,
     ReplayedTransferDone, ReplayedAbortFetch, ReplayedAbortAck, MadeUpConnect, MadeUpMessage, BrokenBytes, UnknownType,
     ProtocolError, ShutDownAtWork,
+    // work that is put off
+    WorkInSlices,
 }
 
 #[derive(Clone, Debug)]

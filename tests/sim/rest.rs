@@ -93,6 +93,7 @@ impl World {
             ("pins", stats.blocks_pinned > 0),
             ("published keys", !self.shutting_down && stats.keys_published > 0),
             ("sessions", manager.sessions_open() != sessions),
+            ("work", manager.has_unfinished_work()),
             ("deadlines", manager.next_deadline().is_some()),
             ("transfers", !manager.open_transfers().is_empty() || self.transfers_of(tier) > 0),
             ("open loads", !manager.open_loads().is_empty() || manager.has_exposed_loads()),

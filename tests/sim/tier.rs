@@ -21,6 +21,8 @@ pub struct Tier {
     pub number: usize,
     pub life: u32,
     pub up: bool,
+    /// Its owner is about to come back to what is left to do.
+    pub works: bool,
     pub manager: Manager,
     /// Its clock is so far ahead of the world's.
     pub skew: Duration,
@@ -68,7 +70,7 @@ pub fn tier_named(name: &str) -> Option<usize> {
     number.parse::<usize>().ok()?.checked_sub(1)
 }
 
-fn config(number: usize, life: u32, plan: &Plan) -> CoreConfig {
+fn config(number: usize, life: u32, plan: &Plan, slice: usize) -> CoreConfig {
     let kind = plan.kinds[number];
     let name = 16 * number as u8 + life as u8;
     let preference = match kind {
@@ -97,20 +99,22 @@ fn config(number: usize, life: u32, plan: &Plan) -> CoreConfig {
         max_peers: plan.max_peers,
         limits: Limits::default(),
         timeouts: Timeouts::default(),
+        slice,
         table_seed: 7,
         token_secret: [name; 32],
     }
 }
 
 impl Tier {
-    pub fn new(number: usize, life: u32, plan: &Plan, skew: Duration) -> Tier {
-        let mut manager = Manager::new(config(number, life, plan));
+    pub fn new(number: usize, life: u32, plan: &Plan, slice: usize, skew: Duration) -> Tier {
+        let mut manager = Manager::new(config(number, life, plan, slice));
         let mode = if plan.serves[number] { ServeMode::Engine } else { ServeMode::DirectoryOnly };
         manager.set_serve_mode(Timestamp::ZERO + skew, mode);
         Tier {
             number,
             life,
             up: true,
+            works: false,
             manager,
             skew,
             region: Region::new(),

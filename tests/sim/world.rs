@@ -5,9 +5,11 @@ use std::time::Duration;
 
 use fastrand::Rng;
 
+use p2pkv::protocol::config::SLICE;
 use p2pkv::protocol::ids::{JobId, KvRequestId};
 use p2pkv::protocol::manager::Manager;
 use p2pkv::protocol::output::Output;
+use p2pkv::protocol::steps::ITEM;
 use p2pkv::protocol::timer::Timestamp;
 
 use crate::clock::{Clock, Event, Life, micros};
@@ -48,6 +50,7 @@ pub struct World {
     pub resting: bool,
     pub shutting_down: bool,
     skew: Duration,
+    slice: usize,
 }
 
 /// No run needs more; one that does is a storm.
@@ -56,6 +59,19 @@ const MOST_STEPS: u64 = 60_000;
 /// What one call may make the core ask for, and so much more for each thing that is open.
 const OUTPUTS_PER_CALL: usize = 64;
 const OUTPUTS_PER_OPEN: usize = 8;
+
+/// Deadlines that may come at one moment.
+const MOST_DEADLINES: usize = 1_000;
+
+/// Of four seeds one has slices in which everything fits, and three such as hold next to nothing.
+fn slice_of(seed: u64) -> usize {
+    match seed % 4 {
+        0 => SLICE,
+        1 => 1,
+        2 => 2,
+        _ => 4 * ITEM,
+    }
+}
 
 impl World {
     pub fn new(options: Options) -> World {
@@ -76,6 +92,7 @@ impl World {
             resting: false,
             shutting_down: false,
             skew: options.skew,
+            slice: slice_of(options.seed),
             plan,
         };
         for number in 0..world.plan.tiers {
@@ -87,7 +104,7 @@ impl World {
 
     pub fn new_tier(&self, number: usize, life: u32) -> Tier {
         let skew = self.skew * (number as u32 + 1);
-        Tier::new(number, life, &self.plan, skew)
+        Tier::new(number, life, &self.plan, self.slice, skew)
     }
 
     pub fn run(&mut self) {
@@ -153,18 +170,46 @@ impl World {
             Event::Resolved(life, session) => self.on_resolved(life, session),
             Event::Reached(life, session) => self.on_reached(life, session),
             Event::Vanish(wire) => self.on_vanish(wire),
+            Event::Work(life) => self.on_work(life),
         }
     }
 
     fn tick(&mut self, tier: usize) {
         self.note(&[20, tier as u64], || format!("tier {tier}: a deadline has come"));
-        let left = self.call(tier, |manager, now| {
-            manager.handle_timeout(now);
-            manager.next_deadline().is_some_and(|next| next <= now)
-        });
+        let mut left = true;
+        for _ in 0..MOST_DEADLINES {
+            left = self.call(tier, |manager, now| {
+                manager.handle_timeout(now);
+                manager.next_deadline().is_some_and(|next| next <= now)
+            });
+            if !left {
+                break;
+            }
+        }
         self.report.check(!left, Invariant::BoundedWork, || {
             format!("tier {tier} is left with a deadline that has passed: its owner would spin")
         });
+    }
+
+    /// The owner of a tier comes back to what is left to do.
+    fn on_work(&mut self, life: Life) {
+        if !self.is_alive(life) {
+            return;
+        }
+        self.tiers[life.tier].works = false;
+        self.report.saw(Seen::WorkInSlices);
+        self.note(&[23, life.tier as u64], || format!("tier {}: work that is left", life.tier));
+        self.call(life.tier, |manager, now| manager.handle_timeout(now));
+    }
+
+    /// What is left is not done at once: everything else can come between two slices.
+    fn plan_work(&mut self, tier: usize) {
+        let found = &mut self.tiers[tier];
+        if found.manager.has_unfinished_work() && !found.works {
+            found.works = true;
+            let wait = micros(self.rng.u64(1..3_000));
+            self.clock.after(wait, Event::Work(self.life(tier)));
+        }
     }
 
     // ---- driving a core ----
@@ -175,6 +220,7 @@ impl World {
         let answer = act(&mut self.tiers[tier].manager, now);
         self.execute(tier);
         self.hear_of_serving(tier);
+        self.plan_work(tier);
         answer
     }
 

@@ -61,17 +61,20 @@ impl LandedLoads {
 
     /// The peer hears of the end of the id before anything else of it: no name of it is taken any more.
     pub fn forget_id(&mut self, cx: &mut Context, id: &KvRequestId) {
-        self.forget(cx, |landed_id| landed_id == id);
-    }
-
-    pub fn forget_all(&mut self, cx: &mut Context) {
-        self.forget(cx, |_| true);
-    }
-
-    fn forget(&mut self, cx: &mut Context, is_over: impl Fn(&KvRequestId) -> bool) {
-        let over = self.names.extract_if(.., |(id, _), _| is_over(id));
+        let over = self.names.extract_if(.., |(landed_id, _), _| landed_id == id);
         for ((id, round), landed) in over {
             cx.timers.cancel(landed.deadline, TimerKey::Load(self.session, id, round));
         }
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty()
+    }
+
+    /// False if there was none.
+    pub fn forget_one(&mut self, cx: &mut Context) -> bool {
+        let Some(((id, round), landed)) = self.names.pop_first() else { return false };
+        cx.timers.cancel(landed.deadline, TimerKey::Load(self.session, id, round));
+        true
     }
 }

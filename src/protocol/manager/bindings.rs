@@ -1,8 +1,10 @@
 //! Ids and the sessions whose fetches asked for them, found both ways: what ends with a session costs what it had.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::protocol::ids::{KvRequestId, SessionId};
+use crate::protocol::steps::{ITEM, Slice};
 
 /// The session whose fetch asked for an id.
 #[derive(Debug)]
@@ -55,10 +57,20 @@ impl Bindings {
         Some(binding)
     }
 
-    pub fn remove_session(&mut self, session: SessionId) {
-        for id in self.by_session.remove(&session).into_iter().flatten() {
+    /// Removes a slice of the session's. True if there are more.
+    pub fn remove_slice(&mut self, session: SessionId, slice: &mut Slice) -> bool {
+        let Entry::Occupied(mut ids) = self.by_session.entry(session) else { return false };
+        while !slice.is_spent()
+            && let Some(id) = ids.get_mut().pop_first()
+        {
+            slice.spend(ITEM);
             self.by_id.remove(&id);
         }
+        let is_empty = ids.get().is_empty();
+        if is_empty {
+            ids.remove();
+        }
+        !is_empty
     }
 }
 
@@ -68,19 +80,21 @@ mod tests {
 
     #[test]
     fn the_bindings_of_a_session_end_with_it_and_only_those() {
-        let [a, b, c] = ["a", "b", "c"].map(KvRequestId::new);
+        let [a, b, c, d] = ["a", "b", "c", "d"].map(KvRequestId::new);
         let (first, second) = (SessionId(1), SessionId(2));
         let mut bindings = Bindings::default();
         bindings.insert(&a, first);
         bindings.insert(&b, first);
+        bindings.insert(&d, first);
         bindings.insert(&c, second);
         // It goes to another one now.
         bindings.insert(&b, second);
-        bindings.remove_session(first);
-        assert!(bindings.get(&a).is_none());
+        assert!(bindings.remove_slice(first, &mut Slice::new(1)), "one of two");
+        assert!(!bindings.remove_slice(first, &mut Slice::new(usize::MAX)));
+        assert!(bindings.get(&a).is_none() && bindings.get(&d).is_none());
         assert_eq!(bindings.get(&b).map(Binding::session), Some(second));
         assert_eq!(bindings.remove(&c).map(|binding| binding.session()), Some(second));
-        bindings.remove_session(second);
+        assert!(!bindings.remove_slice(second, &mut Slice::new(usize::MAX)));
         assert!(bindings.is_empty() && bindings.by_session.is_empty());
     }
 }

@@ -3,14 +3,16 @@
 use std::time::Duration;
 
 use crate::protocol::client::NewLoad;
-use crate::protocol::context::{Cause, Waiters};
+use crate::protocol::context::Cause;
 use crate::protocol::error::{Error, ErrorKind, Result};
 use crate::protocol::ids::{BlockIndex, JobId, KvRequestId, RequestId, SessionId};
 use crate::protocol::job::{JobFlags, JobKind, LookupState, OffloadPolicy, Outcome, UnpublishState};
-use crate::protocol::keys::{KeyBatch, KeysView};
+use crate::protocol::key_table::KeyHash;
+use crate::protocol::keys::{Key, KeyBatch, KeysView};
 use crate::protocol::params::{ConsumerRole, ProducerRole, Roles, Source};
 use crate::protocol::timer::Timestamp;
 
+use super::work::Published;
 use super::{Manager, Request};
 
 /// A request's own deadlines; `None` = the tier's.
@@ -71,7 +73,7 @@ impl Manager {
             if self.consumer_ids.contains_key(&source.kv_request_id) {
                 return taken(&source.kv_request_id, "pulls it");
             }
-            if self.sessions.values().any(|session| session.client.uses(&source.kv_request_id)) {
+            if self.sessions.values().any(|session| session.uses(&source.kv_request_id)) {
                 return taken(
                     &source.kv_request_id,
                     "was finished and whose aborted load the peer has not acknowledged",
@@ -126,7 +128,7 @@ impl Manager {
             &ended.roles.consumer
         {
             self.consumer_ids.remove(&source.kv_request_id);
-            if let Some(Ok(session)) = ended.session {
+            if let Some(Ok(session)) = self.session_of(&ended) {
                 self.with_session(session, |session, cx| {
                     session.requests.remove(&request);
                     let fenced = session.is_fenced();
@@ -157,13 +159,13 @@ impl Manager {
         let found = self.requests.get(&request);
         let Some(found) = found else { return self.request(request).map(|_| ()) };
         states.fill(LookupState::Miss);
-        let Some(Ok(session)) = &found.session else { return Ok(()) };
+        let Some(Ok(session)) = self.session_of(found) else { return Ok(()) };
         match &found.roles.consumer {
             None => {}
             Some(ConsumerRole::PrefillDecode(_)) => states.fill(LookupState::Hit),
             Some(ConsumerRole::Symmetric(source)) => {
                 let timeout = found.timeouts.lookup;
-                if let Some(session) = self.sessions.get_mut(session) {
+                if let Some(session) = self.sessions.get_mut(&session) {
                     session.client.lookup(&self.cx, &source.kv_request_id, timeout, keys, states);
                     self.unflushed.insert(session.id);
                 }
@@ -216,7 +218,7 @@ impl Manager {
             }
         };
         let timeout = found.timeouts.load.unwrap_or(self.cx.config.timeouts.load);
-        let session = found.session.clone();
+        let session = self.session_of(found).map(|session| session.map_err(Cause::clone));
         self.check_destinations(blocks)?;
         let session = match session {
             Some(Ok(session)) => session,
@@ -355,18 +357,20 @@ impl Manager {
         self.check_keys(keys)?;
         self.check_blocks(keys, blocks)?;
         self.cx.directory.publish(keys, blocks)?;
-        if !self.cx.wanted.is_empty() {
+        if self.cx.wanted.has_rounds() {
             self.meet_wanted(keys);
         }
         self.after_input();
         Ok(())
     }
 
+    /// Whoever waits for the keys gets them: as many as one input may serve now, the others after it.
     fn meet_wanted(&mut self, keys: KeysView<'_>) {
+        let hasher = self.cx.hasher();
         for key in keys.iter() {
-            let Some(waiters) = self.cx.wanted.get(key).map(Waiters::to_vec) else { continue };
-            for (session, id, round) in waiters {
-                self.with_session(session, |session, cx| session.server.on_published(cx, &id, round, key));
+            let waiters = self.cx.wanted.waiters(KeyHash::new(&hasher, key));
+            if !waiters.is_empty() {
+                self.published.push_back(Published { key: Key::new(key), waiters: waiters.into_iter() });
             }
         }
     }
@@ -383,24 +387,24 @@ impl Manager {
     pub fn has_open_lookups(&self, request: RequestId) -> Result<bool> {
         let found = self.request(request)?;
         let (Some(Ok(session)), Some(ConsumerRole::Symmetric(source))) =
-            (&found.session, &found.roles.consumer)
+            (self.session_of(found), &found.roles.consumer)
         else {
             return Ok(false);
         };
         Ok(self
             .sessions
-            .get(session)
+            .get(&session)
             .is_some_and(|session| session.client.has_open_lookups(&source.kv_request_id)))
     }
 
     /// Why the request's lookups are misses and its loads fail; `None` while its peer is usable, or it has none.
     pub fn request_failure(&self, request: RequestId) -> Result<Option<Cause>> {
         let found = self.request(request)?;
-        Ok(match (&found.session, &found.roles.consumer) {
+        Ok(match (self.session_of(found), &found.roles.consumer) {
             (Some(Err(cause)), _) => Some(cause.clone()),
             (Some(Ok(session)), Some(ConsumerRole::Symmetric(source))) => self
                 .sessions
-                .get(session)
+                .get(&session)
                 .and_then(|session| session.client.lookups_given_up(&source.kv_request_id)),
             _ => None,
         })

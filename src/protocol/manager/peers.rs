@@ -286,7 +286,13 @@ impl Manager {
             },
             message if found.is_registered() => {
                 found.last_active = self.cx.now;
-                if let Err(cause) = self.dispatch_work(session, message) {
+                let waits = found.server.is_at_work() && is_for_producer(&message);
+                let outcome = if waits {
+                    found.server.wait(&self.cx, message).map_err(violation)
+                } else {
+                    self.dispatch_work(session, message)
+                };
+                if let Err(cause) = outcome {
                     self.count_violation(&cause);
                     self.kill(session, cause, true);
                 }
@@ -296,7 +302,7 @@ impl Manager {
         self.cx.touched.push(session);
     }
 
-    fn dispatch_work(&mut self, session: SessionId, message: Message) -> Result<(), Cause> {
+    pub(super) fn dispatch_work(&mut self, session: SessionId, message: Message) -> Result<(), Cause> {
         if let Message::Fetch(fetch) = message {
             return self.on_fetch(session, fetch);
         }
@@ -325,18 +331,18 @@ impl Manager {
     fn on_fetch(&mut self, session: SessionId, fetch: Fetch) -> Result<(), Cause> {
         let Some(found) = self.sessions.get_mut(&session) else { return Ok(()) };
         if fetch.keys.is_empty() {
-            found.server.on_end_of_id(&mut self.cx, &fetch.kv_request_id);
+            found.server.on_end_of_id(&mut self.cx, fetch.kv_request_id.clone());
             self.consumer_ended(session, &fetch.kv_request_id);
             return Ok(());
         }
         let blocks = found.check_blocks(&fetch)?;
         if found.server.is_looked_up(&fetch.kv_request_id, fetch.round_seq) {
-            return found.server.on_fetch(&mut self.cx, &fetch, &blocks).map_err(violation);
+            return found.server.on_fetch(&mut self.cx, fetch, blocks, None).map_err(violation);
         }
-        self.on_pd_fetch(session, &fetch, &blocks)
+        self.on_pd_fetch(session, fetch, blocks)
     }
 
-    fn count_violation(&mut self, cause: &Cause) {
+    pub(super) fn count_violation(&mut self, cause: &Cause) {
         if cause.outcome == Outcome::PeerLost {
             self.cx.stats.protocol_errors += 1;
         }
@@ -479,10 +485,7 @@ impl Manager {
             return;
         }
         found.die(&mut self.cx, cause, tell);
-        let cause =
-            found.cause().cloned().unwrap_or_else(|| Cause::new(Outcome::PeerLost, "the session ended"));
         let peer = found.peer.clone();
-        let requests = std::mem::take(&mut found.requests);
         if self.by_peer.get(&peer) == Some(&session) {
             self.by_peer.remove(&peer);
         }
@@ -491,17 +494,10 @@ impl Manager {
         let (now, max) = (self.cx.now, self.cx.config.timeouts.backoff_max);
         self.backoffs.retain(|_, backoff| now <= backoff.until + max);
         self.recent_deaths.insert(peer, now);
-        for request in requests {
-            if let Some(request) = self.requests.get_mut(&request) {
-                request.session = Some(Err(cause.clone()));
-            }
-        }
-        self.stores.unbind_session(session);
-        self.cx.touched.push(session);
         if mutation::is(Mutation::DeathSpreads)
             && let Some(next) = self.by_peer.values().next().copied()
         {
-            self.kill(next, cause, false);
+            self.kill(next, Cause::new(Outcome::PeerLost, "another session ended"), false);
         }
     }
 }
@@ -516,6 +512,11 @@ fn is_another_life(known: &Connect, connect: &Connect) -> bool {
         }
         _ => known.agent_metadata != connect.agent_metadata,
     }
+}
+
+/// Each role has its own order of messages: what answers our consumer need not wait for what asks our producer.
+fn is_for_producer(message: &Message) -> bool {
+    matches!(message, Message::AbortFetch(_) | Message::Fetch(_) | Message::Lookup(_))
 }
 
 fn answer_to(connect: &Connect) -> Origin {

@@ -1,9 +1,12 @@
 //! Peers' lookups that the engine has to answer.
 
+use std::ops::Bound;
+
 use crate::protocol::context::Cause;
 use crate::protocol::ids::{PeerId, RoundSeq, ServeId, SessionId};
 use crate::protocol::job::{JobFlags, JobKind, Outcome};
 use crate::protocol::server::{ServeAnswer, ServeQuestion};
+use crate::protocol::steps::{ITEM, Slice};
 use crate::protocol::timer::Timestamp;
 
 use super::Manager;
@@ -22,17 +25,46 @@ pub struct ServeWork {
     pub peer: PeerId,
 }
 
+/// Which lookups are to become misses.
+#[derive(Clone, Copy, Debug)]
+pub struct Settling {
+    after: ServeId,
+    last: ServeId,
+}
+
 impl Manager {
-    /// Without an engine that answers, what waits for it becomes a miss.
+    /// Without an engine that answers, what waits for it becomes a miss: a slice of it at a time, see
+    /// [`Manager::is_settling`].
     pub fn set_serve_mode(&mut self, now: Timestamp, mode: ServeMode) {
         self.cx.now = now;
         self.cx.serve.engine_serves = mode == ServeMode::Engine;
-        if mode == ServeMode::DirectoryOnly {
-            for serve in self.cx.serve.unsettled.keys().copied().collect::<Vec<_>>() {
-                self.on_serve_deadline(serve);
-            }
+        if mode == ServeMode::DirectoryOnly
+            && let Some(last) = self.cx.serve.unsettled.keys().next_back().copied()
+        {
+            self.settling = Some(Settling { after: ServeId(0), last });
         }
         self.after_input();
+    }
+
+    /// Lookups that waited for an engine which serves no more have not all become misses yet.
+    #[must_use]
+    pub fn is_settling(&self) -> bool {
+        self.settling.is_some()
+    }
+
+    pub(super) fn settle_slice(&mut self, slice: &mut Slice) {
+        while !slice.is_spent()
+            && let Some(Settling { after, last }) = self.settling
+        {
+            let waiting = (Bound::Excluded(after), Bound::Included(last));
+            let Some(serve) = self.cx.serve.unsettled.range(waiting).next().map(|(serve, _)| *serve) else {
+                self.settling = None;
+                return;
+            };
+            slice.spend(ITEM);
+            self.settling = (serve < last).then_some(Settling { after: serve, last });
+            self.on_serve_deadline(serve);
+        }
     }
 
     #[must_use]

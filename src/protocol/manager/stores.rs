@@ -16,10 +16,11 @@ use crate::protocol::job::{JobFlags, Outcome};
 use crate::protocol::keys::KeyBatch;
 use crate::protocol::message::{Dialect, Fetch};
 use crate::protocol::mutation::{self, Mutation};
+use crate::protocol::steps::Slice;
 use crate::protocol::timer::Timestamp;
 
 use super::Manager;
-use super::bindings::Bindings;
+use super::bindings::{Binding, Bindings};
 
 #[derive(Debug, Default)]
 pub struct StoreTable {
@@ -98,8 +99,9 @@ impl StoreTable {
         }
     }
 
-    pub fn unbind_session(&mut self, session: SessionId) {
-        self.bound.remove_session(session);
+    /// The session is dead: its ids are bound no more. True if there are more of them.
+    pub fn unbind_slice(&mut self, session: SessionId, slice: &mut Slice) -> bool {
+        self.bound.remove_slice(session, slice)
     }
 
     fn end(&mut self, cx: &mut Context, id: &KvRequestId, why: EndedWhy) {
@@ -150,7 +152,7 @@ impl Manager {
             let cause = Cause::new(Outcome::NotFetched, EndedWhy::Reaped.text());
             return self.cx.finish_job(job, &cause, 0, JobFlags::default());
         }
-        let Some(binding) = self.stores.bound.get(id) else {
+        let Some(binding) = self.living_binding(id) else {
             return self.stores.park(&mut self.cx, id, ParkedStore { job, keys, blocks, deadline });
         };
         let (session, served) = (binding.session(), binding.served);
@@ -176,32 +178,30 @@ impl Manager {
     pub(super) fn on_pd_fetch(
         &mut self,
         session: SessionId,
-        fetch: &Fetch,
-        blocks: &[BlockIndex],
+        fetch: Fetch,
+        blocks: Vec<BlockIndex>,
     ) -> Result<(), Cause> {
-        let id = &fetch.kv_request_id;
-        let refusal = self.no_stores_for(session, fetch);
+        let id = fetch.kv_request_id.clone();
+        let refusal = self.no_stores_for(session, &fetch);
+        let mut parked = None;
         if refusal.is_none() {
-            self.stores.bound.insert(id, session);
+            self.stores.bound.insert(&id, session);
+            parked = self.stores.unpark(&mut self.cx, &id);
         }
-        let parked = if refusal.is_none() { self.stores.unpark(&mut self.cx, id) } else { None };
         let Some(found) = self.sessions.get_mut(&session) else { return Ok(()) };
         let cx = &mut self.cx;
         let producer_finished = parked.as_ref().is_some_and(|parked| parked.producer_finished);
         for store in parked.into_iter().flat_map(|parked| parked.stores) {
-            found.server.add_store(cx, id, store.job, &store.keys, &store.blocks, store.deadline);
+            found.server.add_store(cx, &id, store.job, &store.keys, &store.blocks, store.deadline);
         }
         found
             .server
-            .on_fetch(cx, fetch, blocks)
+            .on_fetch(cx, fetch, blocks, refusal)
             .map_err(|what| Cause::new(Outcome::PeerLost, format!("protocol error: {what}")))?;
-        if let Some(why) = refusal {
-            found.server.refuse_unmet(cx, id, fetch.round_seq, &why);
-        }
         if producer_finished {
-            found.server.on_producer_finished(cx, id);
-            self.stores.end(cx, id, EndedWhy::Finished);
-            self.stores.bound.remove(id);
+            found.server.on_producer_finished(cx, &id);
+            self.stores.end(cx, &id, EndedWhy::Finished);
+            self.stores.bound.remove(&id);
         }
         Ok(())
     }
@@ -220,7 +220,7 @@ impl Manager {
                 fetch.round_seq
             ));
         }
-        match self.stores.bound.get(id) {
+        match self.living_binding(id) {
             Some(binding) if binding.session() != session => {
                 Some("the stores of this id go to another peer".to_owned())
             }
@@ -228,10 +228,16 @@ impl Manager {
         }
     }
 
+    /// Which session the id is bound to. A dead one's binding counts no more, whenever its turn to go comes.
+    fn living_binding(&self, id: &KvRequestId) -> Option<&Binding> {
+        self.stores.bound.get(id).filter(|binding| self.is_living(binding.session()))
+    }
+
     /// A round that stores supply came to its end.
     pub(super) fn on_round_ended(&mut self, session: SessionId, id: &KvRequestId, success: bool) {
+        let is_living = self.is_living(session);
         let Some(binding) = self.stores.bound.get_mut(id) else { return };
-        if binding.session() != session {
+        if binding.session() != session || !is_living {
             return;
         }
         if self.producer_ids.contains_key(id) {

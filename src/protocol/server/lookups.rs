@@ -8,14 +8,18 @@
 //!
 //! A serving context is opened toward the engine by the first question and closed once, on every path.
 
+use std::ops::Bound;
+
 use crate::protocol::context::{Cause, Context, TimerKey};
 use crate::protocol::ids::{BlockIndex, JobId, KvRequestId, RoundSeq, ServeId};
 use crate::protocol::job::{JobFlags, JobKind, LookupState, Outcome};
 use crate::protocol::keys::KeyBatch;
 use crate::protocol::message::{Lookup, LookupResp, Message};
+use crate::protocol::steps::{KEY, Slice};
 use crate::protocol::timer::Timestamp;
 
 use super::round::Round;
+use super::tasks::Task;
 use super::{ServerRole, Violation};
 
 #[derive(Debug)]
@@ -27,6 +31,17 @@ pub struct InboundLookup {
     deadline: Timestamp,
     /// What the next answer leaves open becomes a miss.
     last_chance: bool,
+}
+
+/// A lookup that the directory is being asked about.
+#[derive(Debug)]
+pub struct LookupTask {
+    name: (KvRequestId, RoundSeq),
+    keys: KeyBatch,
+    /// No fetch has closed the round.
+    is_open: bool,
+    /// As far as the directory was asked.
+    answers: Vec<Option<bool>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,6 +80,17 @@ pub struct ServeAnswer {
     pub pinned: Vec<PinnedHits>,
 }
 
+impl InboundLookup {
+    /// It was removed: its context is closed unless the engine is in the middle of it, when the answer closes it.
+    pub fn forget(&self, cx: &mut Context, serve: ServeId) {
+        cx.timers.cancel(self.deadline, TimerKey::Serve(serve));
+        cx.serve.unsettled.remove(&serve);
+        if self.state == AskState::Asked {
+            cx.serve.close(serve);
+        }
+    }
+}
+
 impl ServerRole {
     pub fn on_lookup(&mut self, cx: &mut Context, lookup: Lookup) -> Result<(), Violation> {
         self.check_room(cx)?;
@@ -72,40 +98,63 @@ impl ServerRole {
         let name = (lookup.kv_request_id, lookup.round_seq);
         self.forget_acknowledgement(&name);
         let session = self.session;
-        let round = self.rounds.entry(name.clone()).or_insert_with(|| Round::new(cx));
+        let round = self.rounds.entry(name.clone()).or_insert_with(|| Box::new(Round::new(cx)));
         round.keys_named += lookup.keys.len();
         self.keys_open += lookup.keys.len();
-        let open = round.looked_up(cx.now);
-        let engine_serves = cx.serve.engine_serves && open;
-        let mut unsettled = false;
-        let mut answers = Vec::with_capacity(lookup.keys.len());
-        if open {
+        let is_open = round.looked_up(cx.now);
+        if is_open {
             round.expect_keys(cx, &lookup.keys);
         }
-        for key in lookup.keys.iter() {
-            let hit = open && round.pin_looked_up(cx, key);
-            unsettled |= !hit && engine_serves;
-            answers.push((hit || !engine_serves).then_some(hit));
-        }
         round.set_timer(cx, (session, &name));
-        if !unsettled {
-            self.respond(cx, name.0, lookup.keys, &answers);
-            return Ok(());
+        let answers = Vec::with_capacity(lookup.keys.len());
+        self.begin(cx, Task::Lookup(LookupTask { name, keys: lookup.keys, is_open, answers }));
+        Ok(())
+    }
+
+    /// Asks the block directory about some keys. The task again, if some are left.
+    pub(super) fn lookup_slice(
+        &mut self,
+        cx: &mut Context,
+        mut lookup: LookupTask,
+        slice: &mut Slice,
+    ) -> Option<Task> {
+        let round = self.rounds.get_mut(&lookup.name).filter(|_| lookup.is_open);
+        let engine_serves = cx.serve.engine_serves && round.is_some();
+        let some = lookup.keys.iter_from(lookup.answers.len()).take(slice.left());
+        slice.spend(KEY * some.len());
+        match round {
+            Some(round) => lookup.answers.extend(some.map(|key| {
+                let hit = round.pin_looked_up(cx, key);
+                (hit || !engine_serves).then_some(hit)
+            })),
+            None => lookup.answers.extend(some.map(|_| Some(false))),
         }
+        if lookup.answers.len() < lookup.keys.len() {
+            return Some(Task::Lookup(lookup));
+        }
+        if !engine_serves || lookup.answers.iter().all(Option::is_some) {
+            self.respond(cx, lookup.name.0, lookup.keys, &lookup.answers);
+        } else {
+            self.leave_to_engine(cx, lookup);
+        }
+        None
+    }
+
+    fn leave_to_engine(&mut self, cx: &mut Context, lookup: LookupTask) {
+        let (id, round) = lookup.name;
         let serve = cx.new_serve_id();
         let deadline = cx.now + cx.config.timeouts.serve;
         cx.timers.set(deadline, TimerKey::Serve(serve));
-        cx.serve.unsettled.insert(serve, (session, name.0.clone(), name.1));
+        cx.serve.unsettled.insert(serve, (self.session, id.clone(), round));
         cx.serve.has_news = true;
         let inbound = InboundLookup {
             keys: lookup.keys,
-            answers,
+            answers: lookup.answers,
             state: AskState::Unasked,
             deadline,
             last_chance: false,
         };
-        self.lookups.insert((name.0, name.1, serve), inbound);
-        Ok(())
+        self.lookups.insert((id, round, serve), inbound);
     }
 
     fn respond(
@@ -182,7 +231,7 @@ impl ServerRole {
         held: &[(usize, BlockIndex)],
     ) {
         let round_name = (name.0.clone(), name.1);
-        let named = (self.session, &round_name);
+        let session = self.session;
         cx.open_job(job, JobKind::Store);
         let (Some(inbound), Some(round)) = (self.lookups.get_mut(name), self.rounds.get_mut(&round_name))
         else {
@@ -192,15 +241,16 @@ impl ServerRole {
             return let_go(cx, job);
         }
         round.add_job(cx, job, None);
+        self.stores_live += 1;
         let mut no_pairs = Vec::new();
         for (position, block) in held {
             if let (Some(key), Some(slot)) = (inbound.keys.get(*position), inbound.answers.get_mut(*position))
             {
-                round.supply_from_job(cx, named, key, *block, &mut no_pairs);
+                round.supply_from_job(cx, key, *block, &mut no_pairs);
                 *slot = Some(true);
             }
         }
-        round.set_timer(cx, named);
+        round.set_timer(cx, (session, &round_name));
     }
 
     pub fn on_serve_deadline(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, serve: ServeId) {
@@ -211,13 +261,15 @@ impl ServerRole {
         }
     }
 
-    /// A fetch closes its round: what is still open of its lookups is a miss.
-    pub fn settle_lookups_of_round(&mut self, cx: &mut Context, (id, round): &(KvRequestId, RoundSeq)) {
-        let names = (id.clone(), *round, ServeId(0))..=(id.clone(), *round, ServeId(u64::MAX));
-        let open: Vec<ServeId> = self.lookups.range(names).map(|((_, _, serve), _)| *serve).collect();
-        for serve in open {
-            self.on_serve_deadline(cx, id, *round, serve);
-        }
+    /// The next open lookup of the round: a fetch closes it, and what is still open of its lookups is a miss.
+    pub(super) fn next_lookup_of(
+        &self,
+        (id, round): &(KvRequestId, RoundSeq),
+        after: ServeId,
+    ) -> Option<ServeId> {
+        let from = Bound::Excluded((id.clone(), *round, after));
+        let to = Bound::Included((id.clone(), *round, ServeId(u64::MAX)));
+        self.lookups.range((from, to)).next().map(|((_, _, serve), _)| *serve)
     }
 
     /// Responds and closes the context, if everything is settled or no more time is given.
@@ -233,36 +285,22 @@ impl ServerRole {
         }
     }
 
-    /// Removes a lookup; its context is closed unless the engine is in the middle of it, when the answer closes it.
     fn take_lookup(
         &mut self,
         cx: &mut Context,
         name: &(KvRequestId, RoundSeq, ServeId),
     ) -> Option<InboundLookup> {
         let inbound = self.lookups.remove(name)?;
-        cx.timers.cancel(inbound.deadline, TimerKey::Serve(name.2));
-        cx.serve.unsettled.remove(&name.2);
-        if inbound.state == AskState::Asked {
-            cx.serve.close(name.2);
-        }
+        inbound.forget(cx, name.2);
         Some(inbound)
     }
 
-    pub fn drop_lookups_of(&mut self, cx: &mut Context, id: &KvRequestId) {
-        for name in self.lookup_names(id) {
-            self.take_lookup(cx, &name);
-        }
-    }
-
-    pub fn drop_all_lookups(&mut self, cx: &mut Context) {
-        while let Some(name) = self.lookups.keys().next().cloned() {
-            self.take_lookup(cx, &name);
-        }
-    }
-
-    fn lookup_names(&self, id: &KvRequestId) -> Vec<(KvRequestId, RoundSeq, ServeId)> {
+    /// Forgets one lookup of the id. False if there is none.
+    pub(super) fn drop_lookup_of(&mut self, cx: &mut Context, id: &KvRequestId) -> bool {
         let from = (id.clone(), RoundSeq::FIRST, ServeId(0));
-        self.lookups.range(from..).map(|(name, _)| name).take_while(|name| name.0 == *id).cloned().collect()
+        let first = self.lookups.range(from..).next().map(|(name, _)| name);
+        let Some(name) = first.filter(|name| name.0 == *id).cloned() else { return false };
+        self.take_lookup(cx, &name).is_some()
     }
 }
 

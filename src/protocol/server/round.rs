@@ -11,21 +11,25 @@
 //!
 //! Jobs and pins are let go when the round is gone, and not before: a posted write cannot be stopped.
 
-use foldhash::quality::FixedState;
-use hashbrown::HashMap;
-use hashbrown::hash_map::EntryRef;
+use std::ops::Range;
+
 use smallvec::SmallVec;
 
 use crate::protocol::context::{Cause, Context, TimerKey};
 use crate::protocol::directory::Pin;
-use crate::protocol::ids::{BlockIndex, BlockPair, JobId, KvRequestId, RoundSeq, SessionId, TransferId};
+use crate::protocol::ids::{
+    BlockIndex, BlockPair, JobId, KvRequestId, RoundSeq, SessionId, TransferId, WaiterId,
+};
 use crate::protocol::job::{JobFlags, Outcome};
-use crate::protocol::keys::{Key, KeyBatch};
-use crate::protocol::message::Fetch;
+use crate::protocol::key_table::KeyHash;
+use crate::protocol::keys::KeyBatch;
 use crate::protocol::mutation::{self, Mutation};
+use crate::protocol::steps::KEY;
 use crate::protocol::timer::Timestamp;
 
+use super::remains::Remains;
 use super::supply::{Source, Supply};
+use super::unmet::Unmet;
 
 /// Session, id and number of the round at hand.
 pub type Named<'a> = (SessionId, &'a (KvRequestId, RoundSeq));
@@ -75,8 +79,9 @@ pub struct Round {
     supply: Supply,
     /// Of published blocks that were found for the fetch itself, where no lookup had pinned them.
     pins: Vec<Pin>,
-    /// Keys asked for and not met yet.
-    unmet: HashMap<Key, SmallVec<[BlockIndex; 1]>, FixedState>,
+    unmet: Unmet,
+    /// Under which it waits for keys to be published, if it does.
+    waiter: Option<WaiterId>,
     demanded: Option<Demand>,
     transfers: SmallVec<[(TransferId, u32); 1]>,
     began: Timestamp,
@@ -91,6 +96,8 @@ pub struct Round {
 struct Demand {
     /// Blocks that have not been moved.
     remaining: usize,
+    /// Blocks whose keys have not been looked for.
+    unmatched: usize,
 }
 
 impl Round {
@@ -105,7 +112,8 @@ impl Round {
             store_deadline: None,
             supply: Supply::new(cx.hasher()),
             pins: Vec::new(),
-            unmet: HashMap::with_hasher(cx.hasher()),
+            unmet: Unmet::new(cx.hasher()),
+            waiter: None,
             demanded: None,
             transfers: SmallVec::new(),
             began: cx.now,
@@ -133,7 +141,12 @@ impl Round {
 
     /// Destination blocks that nothing has been found for.
     pub fn unmet(&self) -> usize {
-        self.unmet.values().map(SmallVec::len).sum()
+        self.unmet.blocks()
+    }
+
+    /// What it holds, as [`Remains::size`] counts it.
+    pub fn size(&self) -> usize {
+        KEY * (self.supply.len() + self.pins.len() + self.unmet.len())
     }
 
     /// `deadline`: the job's own; `None` = the tier's, from now.
@@ -147,7 +160,6 @@ impl Round {
     pub fn supply_from_job(
         &mut self,
         cx: &mut Context,
-        named: Named<'_>,
         key: &[u8],
         block: BlockIndex,
         pairs: &mut Vec<BlockPair>,
@@ -158,7 +170,7 @@ impl Round {
             // Without room it is as if it had not been stored: a fetch of it waits, and is refused in the end.
             let _ = self.supply.add(hash, key, block, Source::Job(owner));
         }
-        let met = self.meet(cx, named, key, block, pairs);
+        let met = self.meet(cx, hash, key, block, pairs);
         self.credit(owner, met);
     }
 
@@ -186,16 +198,12 @@ impl Round {
     }
 
     /// The key was published: demand that waits for it is met.
-    pub fn supply_from_directory(
-        &mut self,
-        cx: &mut Context,
-        named: Named<'_>,
-        key: &[u8],
-        pairs: &mut Vec<BlockPair>,
-    ) {
-        let is_wanted = self.unmet.contains_key(key);
-        if is_wanted && let Some(block) = self.pin_for_demand(cx, key) {
-            self.meet(cx, named, key, block, pairs);
+    pub fn supply_from_directory(&mut self, cx: &mut Context, key: &[u8], pairs: &mut Vec<BlockPair>) {
+        let hash = self.unmet.hash(key);
+        if self.unmet.wants(hash, key)
+            && let Some(block) = self.pin_for_demand(cx, key)
+        {
+            self.meet(cx, hash, key, block, pairs);
         }
     }
 
@@ -215,45 +223,58 @@ impl Round {
     fn meet(
         &mut self,
         cx: &mut Context,
-        named: Named<'_>,
+        hash: KeyHash,
         key: &[u8],
         local: BlockIndex,
         pairs: &mut Vec<BlockPair>,
     ) -> u64 {
-        if self.unmet.is_empty() {
+        if self.unmet.blocks() == 0 {
             return 0;
         }
-        let Some(destinations) = self.unmet.remove(key) else { return 0 };
-        cx.no_longer_wanted(key, &waiter(named));
+        let Some(destinations) = self.unmet.meet(hash, key) else { return 0 };
+        if let Some(waiter) = self.waiter {
+            cx.wanted.remove(hash, waiter);
+        }
         pairs.extend(destinations.iter().map(|remote| BlockPair { local, remote: *remote }));
         destinations.len() as u64
     }
 
-    /// Takes a fetch's demand: what stores or the directory have goes to `pairs`, the rest waits.
+    /// A fetch asks for so many blocks; what they are follows in [`Self::demand`].
+    pub fn begin_demand(&mut self, cx: &Context, blocks: usize, load_token: Option<u64>) {
+        self.demanded = Some(Demand { remaining: blocks, unmatched: blocks });
+        self.load_token = load_token;
+        if !self.from_lookup {
+            self.pins.reserve(blocks.min(cx.directory.len()));
+        }
+    }
+
+    /// Keys of the fetch are still to come, and not in vain.
+    pub fn is_matching(&self) -> bool {
+        self.phase == Phase::Open && self.demanded.is_some_and(|demand| demand.unmatched > 0)
+    }
+
+    /// Takes some of a fetch's demand: what stores or the directory have goes to `pairs`, the rest waits.
     pub fn demand(
         &mut self,
         cx: &mut Context,
         named: Named<'_>,
-        fetch: &Fetch,
+        keys: &KeyBatch,
         blocks: &[BlockIndex],
+        some: Range<usize>,
         pairs: &mut Vec<BlockPair>,
     ) {
-        self.demanded = Some(Demand { remaining: blocks.len() });
-        self.load_token = fetch.load_token;
-        let turned: Vec<BlockIndex>;
-        let blocks = if mutation::is(Mutation::PairsWrongly) {
-            turned = blocks.iter().rev().copied().collect();
-            turned.as_slice()
-        } else {
-            blocks
-        };
-        if !self.from_lookup {
-            self.pins.reserve(blocks.len().min(cx.directory.len()));
+        if let Some(demand) = &mut self.demanded {
+            demand.unmatched = demand.unmatched.saturating_sub(some.len());
         }
-        for (key, remote) in fetch.keys.iter().zip(blocks) {
+        let left = blocks.len() - some.start;
+        let blocks = blocks.get(some.clone()).unwrap_or_default();
+        for (key, remote) in keys.iter_from(some.start).zip(blocks) {
             match self.local_block(cx, key) {
                 Some(local) => pairs.push(BlockPair { local, remote: *remote }),
-                None => self.want(cx, named, key, *remote),
+                None => {
+                    self.unmet.reserve_first(left, keys.bytes());
+                    self.want(cx, named, key, *remote);
+                }
             }
         }
     }
@@ -272,15 +293,11 @@ impl Round {
         if self.from_lookup { None } else { self.pin_for_demand(cx, key) }
     }
 
-    fn want(&mut self, cx: &mut Context, named: Named<'_>, key: &[u8], remote: BlockIndex) {
-        match self.unmet.entry_ref(key) {
-            EntryRef::Occupied(mut waiting) => waiting.get_mut().push(remote),
-            EntryRef::Vacant(vacant) => {
-                vacant.insert_with_key(Key::new(key), SmallVec::from_slice(&[remote]));
-                if !self.from_lookup {
-                    cx.now_wanted(key, waiter(named));
-                }
-            }
+    fn want(&mut self, cx: &mut Context, (session, (id, round)): Named<'_>, key: &[u8], remote: BlockIndex) {
+        let hash = self.unmet.hash(key);
+        if self.unmet.add(hash, key, remote) && !self.from_lookup {
+            let waiter = *self.waiter.get_or_insert_with(|| cx.wanted.enter((session, id.clone(), *round)));
+            cx.wanted.insert(hash, waiter);
         }
     }
 
@@ -337,7 +354,11 @@ impl Round {
         {
             if demand.remaining == 0 {
                 self.end(now, Cause::new(Outcome::Done, ""), Reply::TransferDone);
-            } else if self.producer_finished && self.transfers.is_empty() && !self.unmet.is_empty() {
+            } else if self.producer_finished
+                && demand.unmatched == 0
+                && self.transfers.is_empty()
+                && self.unmet() > 0
+            {
                 let why =
                     format!("the request was finished with {} blocks asked for and not stored", self.unmet());
                 self.end(now, Cause::new(Outcome::Aborted, why), Reply::TransferDone);
@@ -346,12 +367,8 @@ impl Round {
         self.phase != Phase::Open && self.transfers.is_empty()
     }
 
-    /// Lets everything go and ends the jobs. `abandoned`: transfers may still be reading.
-    pub fn finish(&mut self, cx: &mut Context, named: Named<'_>, abandoned: bool) -> Reply {
-        self.release_supply(cx);
-        for key in std::mem::take(&mut self.unmet).into_keys() {
-            cx.no_longer_wanted(key.as_bytes(), &waiter(named));
-        }
+    /// Ends the jobs. What is held is to be let go after that. `abandoned`: transfers may still be reading.
+    pub fn finish(&mut self, cx: &mut Context, named: Named<'_>, abandoned: bool) -> (Reply, Remains) {
         self.cancel_timer(cx, named);
         let (cause, reply) = match &self.phase {
             Phase::Ending { cause, reply } => (cause.clone(), *reply),
@@ -364,24 +381,32 @@ impl Round {
             let bytes = if cause.outcome == Outcome::Done { owner.blocks_matched * block_len } else { 0 };
             cx.finish_job(owner.job, &cause, bytes, flags);
         }
-        reply
+        (reply, self.take_remains(cx))
     }
 
     /// Nobody fetched in time what a lookup pinned.
-    pub fn expire(&mut self, cx: &mut Context) {
+    pub fn expire(&mut self, cx: &mut Context) -> Remains {
         self.expired = true;
-        self.release_supply(cx);
         let cause =
             Cause::new(Outcome::NotFetched, "the peer looked the blocks up and did not fetch them in time");
         for owner in std::mem::take(&mut self.jobs) {
             cx.finish_job(owner.job, &cause, 0, JobFlags::default());
         }
+        self.take_remains(cx)
     }
 
-    fn release_supply(&mut self, cx: &mut Context) {
+    fn take_remains(&mut self, cx: &mut Context) -> Remains {
         let leaks = mutation::is(Mutation::LeaksLookupPins) && self.from_lookup;
-        let pins = self.supply.take_pins().chain(std::mem::take(&mut self.pins));
-        pins.filter(|_| !leaks).for_each(|pin| cx.directory.unpin(pin));
+        let mut supply = self.supply.take();
+        let mut pins = std::mem::take(&mut self.pins);
+        if leaks {
+            supply.clear();
+            pins.clear();
+        }
+        let waiter = self.waiter.take();
+        waiter.into_iter().for_each(|waiter| cx.wanted.leave(waiter));
+        let unmet = std::mem::replace(&mut self.unmet, Unmet::new(cx.hasher()));
+        Remains { supply, pins, unmet, waiter, spent: KeyBatch::new() }
     }
 
     fn is_looked_up_only(&self) -> bool {
@@ -433,8 +458,4 @@ impl Round {
             cx.timers.cancel(at, TimerKey::Round(session, name.0.clone(), name.1));
         }
     }
-}
-
-fn waiter((session, (id, round)): Named<'_>) -> (SessionId, KvRequestId, RoundSeq) {
-    (session, id.clone(), *round)
 }

@@ -30,6 +30,10 @@ impl Supply {
         self.blocks.is_empty()
     }
 
+    pub fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
     pub fn hash(&self, key: &[u8]) -> KeyHash {
         self.keys.hash(key)
     }
@@ -53,11 +57,8 @@ impl Supply {
     }
 
     /// Empties it; the pins are to be given back to the directory.
-    pub fn take_pins(&mut self) -> impl Iterator<Item = Pin> {
+    pub fn take(&mut self) -> Vec<(BlockIndex, Source)> {
         self.keys.clear();
-        self.blocks.drain(..).filter_map(|(_, source)| match source {
-            Source::Directory(pin) => Some(pin),
-            Source::Job(_) => None,
-        })
+        std::mem::take(&mut self.blocks)
     }
 }

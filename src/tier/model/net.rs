@@ -11,7 +11,7 @@ use crate::control::{ControlEvent, ControlReceiver, ControlSender, Received};
 use crate::data::{DataEvent, DataTransport, Disarm, PeerOffer};
 use crate::protocol::codec;
 use crate::protocol::config::{
-    CoreConfig, Limits, LocalTcp, LocalTransports, Reach, Timeouts, TransportKind,
+    CoreConfig, Limits, LocalTcp, LocalTransports, Reach, SLICE, Timeouts, TransportKind,
 };
 use crate::protocol::ids::{
     BlockIndex, BlockPair, Instance, JobId, LoadToken, PeerId, RequestId, SessionId, TransferId,
@@ -57,6 +57,7 @@ pub fn config(name: &str, instance: u8) -> CoreConfig {
         max_peers: 8,
         limits: Limits::default(),
         timeouts: Timeouts::default(),
+        slice: SLICE,
         table_seed: 7,
         token_secret: [instance; 32],
     }

@@ -13,7 +13,7 @@ pub use shuttle::thread_local;
 use crate::tier::clock;
 
 /// Others get so many turns, at most, while somebody waits and nothing happens.
-const PATIENCE: usize = 24;
+pub const PATIENCE: usize = 24;
 
 /// shuttle's own never times out. Here, a wait with a limit ends some turns later, and then so much time has passed; one
 /// without is shuttle's, so that a lost wake-up shows as a deadlock.
