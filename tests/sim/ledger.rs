@@ -67,18 +67,19 @@ impl Ledger {
     }
 
     /// The round that a write to `remote` is for: the latest that named the block, and the load's token where there is
-    /// one.
+    /// one. `is_liar`: an old fetch of the peer's may have come again, and wait; rounds that are over are not meant then.
     pub fn round_of_write(
         &self,
         peer: usize,
         load: Option<LoadToken>,
         remote: u32,
+        is_liar: bool,
     ) -> Option<(&RoundOf, &Entry)> {
         let fits = |entry: &Entry| {
             entry.remotes.contains(&u64::from(remote)) && load.is_none_or(|load| entry.token == Some(load.0))
         };
         let fitting = self.rounds.iter().filter(|((of, ..), entry)| *of == peer && fits(entry));
-        fitting.max_by_key(|(_, entry)| entry.order)
+        fitting.max_by_key(|(_, entry)| (!is_liar || !entry.is_acknowledged(), entry.order))
     }
 
     pub fn forget_peer(&mut self, peer: usize) {

@@ -181,7 +181,8 @@ impl World {
         let Some(route) = self.tiers[tier].routes.get(&session).cloned() else { return false };
         let Some(number) = route.reached else { return false };
         let remote = pairs.first().map_or(0, |pair| pair.remote.0);
-        let found = self.tiers[tier].ledger.round_of_write(route.to, load, remote);
+        let is_liar = self.plan.is_hostile(tier, route.to);
+        let found = self.tiers[tier].ledger.round_of_write(route.to, load, remote, is_liar);
         let round = found.map(|(round, _)| round.clone());
         let tag = found.and_then(|(_, entry)| entry.tag);
         let acked = found.is_some_and(|(_, entry)| entry.is_acknowledged());
