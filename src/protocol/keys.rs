@@ -3,6 +3,8 @@
 use std::borrow::Borrow;
 use std::ops::{Range, RangeInclusive};
 
+use foldhash::quality::FixedState;
+use hashbrown::HashSet;
 use smallvec::SmallVec;
 
 /// One owned key. Up to 40 bytes (vLLM's are 36) are held in place.
@@ -289,6 +291,13 @@ impl KeyBatch {
 
     fn span(&self, positions: &Range<usize>) -> Option<&[u8]> {
         self.elements.get(self.element_start(positions.start)?..self.element_start(positions.end)?)
+    }
+
+    /// Whether a key is there twice.
+    #[must_use]
+    pub fn has_doubles(&self, hasher: FixedState) -> bool {
+        let mut seen = HashSet::with_capacity_and_hasher(self.len, hasher);
+        !self.iter().all(|key| seen.insert(key))
     }
 
     /// The keys as they cross the C API, one batch for each run of neighbours of the same length.

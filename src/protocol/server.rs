@@ -171,6 +171,7 @@ impl ServerRole {
         let session = self.session;
         let round = self.rounds.entry(name.clone()).or_insert_with(|| Box::new(Round::new(cx)));
         round.add_job(cx, job, deadline);
+        round.expect_store(keys);
         self.stores_live += 1;
         let mut pairs = Vec::new();
         for (key, block) in keys.iter().zip(blocks) {
@@ -181,13 +182,17 @@ impl ServerRole {
         self.settle(cx, &name);
     }
 
-    /// A key was published that a round of this session wants.
-    pub fn on_published(&mut self, cx: &mut Context, id: &KvRequestId, round: RoundSeq, key: &[u8]) {
-        let name = (id.clone(), round);
-        let Some(found) = self.rounds.get_mut(&name) else { return };
-        let mut pairs = Vec::new();
-        found.supply_from_directory(cx, key, &mut pairs);
-        self.write(cx, &name, pairs);
+    /// A key was published that a round of this session wants: what to write goes to `pairs`.
+    pub fn on_published(
+        &mut self,
+        cx: &mut Context,
+        (id, round): (&KvRequestId, RoundSeq),
+        key: &[u8],
+        pairs: &mut Vec<BlockPair>,
+    ) {
+        if let Some(found) = self.rounds.get_mut(&(id.clone(), round)) {
+            found.supply_from_directory(cx, key, pairs);
+        }
     }
 
     /// What a non-empty `fetch` asks for. `blocks` are inside the peer's region. `refusal`: why no store can come for it.
@@ -329,7 +334,8 @@ impl ServerRole {
         Some(round)
     }
 
-    fn write(&mut self, cx: &mut Context, name: &(KvRequestId, RoundSeq), pairs: Vec<BlockPair>) {
+    /// Posts a transfer of the round, if there is something to write and the round is open.
+    pub fn write(&mut self, cx: &mut Context, name: &(KvRequestId, RoundSeq), pairs: Vec<BlockPair>) {
         let Some(round) = self.rounds.get_mut(name) else { return };
         if pairs.is_empty() || round.phase != Phase::Open {
             return;

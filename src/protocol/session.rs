@@ -318,7 +318,7 @@ impl Session {
     /// A load's fetch: its blocks are armed first, so that no byte can come before.
     fn send_fetch(&mut self, cx: &mut Context, mut fetch: Fetch) {
         let (id, round) = (fetch.kv_request_id.clone(), fetch.round_seq);
-        if let Some(why) = self.cannot_fetch(&fetch) {
+        if let Some(why) = self.cannot_fetch(cx, &fetch) {
             let cause = Cause::new(Outcome::Incompatible, why);
             return self.client.refuse_queued(cx, &id, round, fetch.load_token, cause);
         }
@@ -333,15 +333,14 @@ impl Session {
         self.transmit(cx, Message::Fetch(fetch));
     }
 
-    fn cannot_fetch(&self, fetch: &Fetch) -> Option<String> {
+    fn cannot_fetch(&self, cx: &Context, fetch: &Fetch) -> Option<String> {
         if self.dialect == Dialect::Legacy && self.client.has_load_in_flight(&fetch.kv_request_id) {
             return Some(format!(
                 "peer {} speaks the legacy dialect, which takes one fetch of kv_request_id {} at a time",
                 self.peer, fetch.kv_request_id
             ));
         }
-        let twice = || fetch.keys.iter().collect::<BTreeSet<_>>().len() < fetch.keys.len();
-        if !self.speaks_p2pkv() && twice() {
+        if !self.speaks_p2pkv() && fetch.keys.has_doubles(cx.hasher()) {
             return Some(format!(
                 "peer {} is a vLLM, which never completes a fetch with a key twice",
                 self.peer

@@ -1,7 +1,10 @@
 //! What one input has left over: a slice of it is done with each input that follows.
 
-use crate::protocol::context::Cause;
-use crate::protocol::ids::{SessionId, WaiterId};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
+use crate::protocol::context::{Cause, RoundName};
+use crate::protocol::ids::{BlockPair, SessionId, WaiterId};
 use crate::protocol::keys::Key;
 use crate::protocol::session::Session;
 use crate::protocol::steps::{ITEM, Slice};
@@ -49,7 +52,9 @@ impl Manager {
         }
     }
 
+    /// What a round gets in one slice goes out as one transfer.
     fn tell_waiters(&mut self, slice: &mut Slice) {
+        let mut met: BTreeMap<WaiterId, (RoundName, Vec<BlockPair>)> = BTreeMap::new();
         while !slice.is_spent()
             && let Some(published) = self.published.front_mut()
         {
@@ -58,9 +63,20 @@ impl Manager {
                 continue;
             };
             slice.spend(ITEM);
-            let Some((session, id, round)) = self.cx.wanted.round(waiter).cloned() else { continue };
+            let ((session, id, round), pairs) = match met.entry(waiter) {
+                Entry::Occupied(known) => known.into_mut(),
+                Entry::Vacant(new) => match self.cx.wanted.round(waiter) {
+                    Some(name) => new.insert((name.clone(), Vec::new())),
+                    None => continue,
+                },
+            };
+            if let Some(found) = self.sessions.get_mut(session) {
+                found.server.on_published(&mut self.cx, (id, *round), published.key.as_bytes(), pairs);
+            }
+        }
+        for ((session, id, round), pairs) in met.into_values() {
             if let Some(found) = self.sessions.get_mut(&session) {
-                found.server.on_published(&mut self.cx, &id, round, published.key.as_bytes());
+                found.server.write(&mut self.cx, &(id, round), pairs);
             }
         }
         while self.published.front().is_some_and(|published| published.waiters.len() == 0) {

@@ -103,7 +103,7 @@ impl ServerRole {
         self.keys_open += lookup.keys.len();
         let is_open = round.looked_up(cx.now);
         if is_open {
-            round.expect_keys(cx, &lookup.keys);
+            round.expect_lookup(cx, &lookup.keys);
         }
         round.set_timer(cx, (session, &name));
         let answers = Vec::with_capacity(lookup.keys.len());

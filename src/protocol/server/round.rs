@@ -186,7 +186,7 @@ impl Round {
         if self.supply.find(hash, key).is_some() {
             return true;
         }
-        let Some((block, pin)) = cx.directory.pin(hash, key) else { return false };
+        let Some((block, pin)) = cx.directory.pin_next(self.supply.last_pin(), key) else { return false };
         match self.supply.add(hash, key, block, Source::Directory(pin)) {
             Ok(()) => true,
             Err(Source::Directory(pin)) => {
@@ -214,10 +214,15 @@ impl Round {
         Some(block)
     }
 
-    /// Makes room for as many of these keys as the directory can have.
-    pub fn expect_keys(&mut self, cx: &Context, keys: &KeyBatch) {
+    /// A lookup names these keys: there is room for as many of them as the directory can have.
+    pub fn expect_lookup(&mut self, cx: &Context, keys: &KeyBatch) {
         let count = keys.len().min(cx.directory.len());
         self.supply.reserve(count, keys.bytes().min(count.saturating_mul(cx.config.limits.key_len)));
+    }
+
+    /// A store brings these keys.
+    pub fn expect_store(&mut self, keys: &KeyBatch) {
+        self.supply.reserve(keys.len(), keys.bytes());
     }
 
     fn meet(

@@ -34,6 +34,14 @@ impl Supply {
         self.blocks.len()
     }
 
+    /// Of the key that was added last, if it came from the directory.
+    pub fn last_pin(&self) -> Option<&Pin> {
+        match self.blocks.last() {
+            Some((_, Source::Directory(pin))) => Some(pin),
+            _ => None,
+        }
+    }
+
     pub fn hash(&self, key: &[u8]) -> KeyHash {
         self.keys.hash(key)
     }
