@@ -17,7 +17,7 @@
 //! Whichever thread does the last of that tells of the end.
 
 use std::collections::{HashMap, VecDeque};
-use std::ops::Range;
+use std::ops::{Range, RangeInclusive};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::dial::Target;
@@ -81,7 +81,6 @@ enum Blame {
 struct Transfer {
     load: Option<LoadToken>,
     blocks: Arc<[BlockPair]>,
-    frame_blocks: usize,
     /// Blocks before this position are in frames that were taken.
     taken: usize,
     /// Frames that were taken and given back before they began.
@@ -117,10 +116,13 @@ impl Transfer {
         }
     }
 
-    fn take(&mut self) -> Range<usize> {
+    /// The next frame's blocks. Several streams get smaller ones towards the end, so that they finish together.
+    fn take(&mut self, streams: usize, sizes: &RangeInclusive<usize>) -> Range<usize> {
         self.given_back.pop().unwrap_or_else(|| {
             let first = self.taken;
-            self.taken = (first + self.frame_blocks).min(self.blocks.len());
+            let left = self.blocks.len() - first;
+            let share = if streams > 1 { left.div_ceil(2 * streams) } else { left };
+            self.taken = first + share.clamp(*sizes.start(), *sizes.end()).min(left);
             first..self.taken
         })
     }
@@ -148,6 +150,8 @@ enum Stage {
 
 pub(super) struct Line {
     pub target: Target,
+    /// Blocks of one frame.
+    frame_sizes: RangeInclusive<usize>,
     state: Mutex<State>,
 }
 
@@ -176,7 +180,7 @@ pub(super) enum AfterLoss {
 
 impl Line {
     /// For `parts` threads. All streams count as being dialled from now on.
-    pub fn new(target: Target, parts: usize) -> Line {
+    pub fn new(target: Target, parts: usize, frame_sizes: RangeInclusive<usize>) -> Line {
         let streams = target.streams;
         let state = State {
             stage: Stage::Opening { accepted: 0 },
@@ -188,18 +192,12 @@ impl Line {
             transfers: HashMap::new(),
             fruitless_losses: 0,
         };
-        Line { target, state: Mutex::new(state) }
+        Line { target, frame_sizes, state: Mutex::new(state) }
     }
 
-    /// Puts a transfer at the end of the line, in frames of so many blocks; the threads have to be told. `Err`: why
+    /// Puts a transfer at the end of the line; the threads have to be told. `Err`: why
     /// nothing is written to the peer any more.
-    pub fn push(
-        &self,
-        id: TransferId,
-        load: Option<LoadToken>,
-        blocks: &[BlockPair],
-        frame_blocks: usize,
-    ) -> Result<(), String> {
+    pub fn push(&self, id: TransferId, load: Option<LoadToken>, blocks: &[BlockPair]) -> Result<(), String> {
         let mut state = self.state();
         if let Stage::Refused(reason) | Stage::Closed(reason) = &state.stage {
             return Err(reason.clone());
@@ -207,7 +205,6 @@ impl Line {
         let transfer = Transfer {
             load,
             blocks: Arc::from(blocks),
-            frame_blocks,
             taken: 0,
             given_back: Vec::new(),
             unacked_frames: 0,
@@ -231,7 +228,7 @@ impl Line {
         }
         let id = *state.waiting.front()?;
         let transfer = state.transfers.get_mut(&id)?;
-        let range = transfer.take();
+        let range = transfer.take(self.target.streams, &self.frame_sizes);
         transfer.unacked_frames += 1;
         transfer.pulled_frames += usize::from(is_pulled);
         transfer.readers += 1;
@@ -493,4 +490,43 @@ fn report(transfer: TransferId, failure: Option<Failure>, events: &mut EventSink
             DataEvent::TransferFailed { transfer, reason, decisive: blame == Blame::ForGood }
         }
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::protocol::ids::{BlockIndex, SessionId};
+
+    /// The sizes of all frames of one transfer, in their order.
+    fn frames(streams: usize, blocks: u32) -> Vec<usize> {
+        let target = Target {
+            session: SessionId(1),
+            addresses: Vec::new(),
+            local_port: None,
+            token: Vec::new(),
+            streams,
+        };
+        let line = Line::new(target, 1, 4..=64);
+        let pair = |block| BlockPair { local: BlockIndex(block), remote: BlockIndex(block) };
+        let all: Vec<BlockPair> = (0..blocks).map(pair).collect();
+        line.push(TransferId(1), None, &all).unwrap();
+        line.state().stage = Stage::Open;
+        let taken: Vec<Frame> = std::iter::from_fn(|| line.take(false)).collect();
+        assert_eq!(taken.iter().flat_map(Frame::blocks).copied().collect::<Vec<_>>(), all, "each once");
+        taken.iter().map(|frame| frame.blocks().len()).collect()
+    }
+
+    #[test]
+    fn one_stream_gets_frames_as_large_as_they_may_be() {
+        assert_eq!(frames(1, 130), [64, 64, 2]);
+    }
+
+    #[test]
+    fn several_streams_get_smaller_frames_towards_the_end_and_none_below_the_least() {
+        let sizes = frames(2, 300);
+        assert_eq!(sizes.first(), Some(&64));
+        assert!(sizes.is_sorted_by(|earlier, later| earlier >= later), "{sizes:?}");
+        let (last, others) = sizes.split_last().unwrap();
+        assert!(*last <= 4 && others.iter().all(|size| *size >= 4), "{sizes:?}");
+    }
 }

@@ -26,6 +26,7 @@ pub(in crate::data) use sys::EventFd;
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::ops::RangeInclusive;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -199,12 +200,11 @@ impl TcpTransport {
         self.mailboxes.iter().for_each(|mailbox| mailbox.post(command()));
     }
 
-    /// Blocks to a frame: enough frames for all streams, none too small for its header or too large for its table.
-    fn frame_blocks(&self, blocks: usize) -> usize {
+    /// Blocks to a frame: none too small for its header or too large for its table.
+    fn frame_sizes(&self) -> RangeInclusive<usize> {
         let holding = |bytes: usize| (bytes / self.region.block_len()).clamp(1, MAX_FRAME_BLOCKS);
         let most = holding(self.config.frame_bytes);
-        let least = holding(MIN_BALANCED_FRAME).min(most);
-        blocks.div_ceil(self.config.streams.max(1)).clamp(least, most)
+        holding(MIN_BALANCED_FRAME).min(most)..=most
     }
 }
 
@@ -230,7 +230,7 @@ impl DataTransport for TcpTransport {
             addresses.first().map(SocketAddr::port).filter(|_| same_host && self.config.same_host);
         let streams = self.config.streams;
         let target = Target { session, addresses, local_port, token, streams };
-        let line = Arc::new(Line::new(target, self.mailboxes.len()));
+        let line = Arc::new(Line::new(target, self.mailboxes.len(), self.frame_sizes()));
         self.lines.insert(session, Arc::clone(&line));
         self.post_all(|| Command::RegisterPeer(Arc::clone(&line)));
     }
@@ -262,9 +262,8 @@ impl DataTransport for TcpTransport {
                 format!("a write of {} blocks that are not all in the region of {limit}", blocks.len());
             return self.tell(DataEvent::TransferFailed { transfer, reason, decisive: false });
         }
-        let frame_blocks = self.frame_blocks(blocks.len());
         let pushed = match self.lines.get(&session) {
-            Some(line) => line.push(transfer, load, blocks, frame_blocks),
+            Some(line) => line.push(transfer, load, blocks),
             None => Err(format!("session {session} has no data connection to write to")),
         };
         match pushed {
