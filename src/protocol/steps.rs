@@ -10,7 +10,7 @@ use super::ids::SessionId;
 
 /// What a key costs, in the units of a slice. Everything else that is done for each of many is an item.
 pub const KEY: usize = 1;
-pub const ITEM: usize = 8;
+pub const ITEM: usize = 24;
 
 /// What is left of a slice. The first piece of work is always done, however large it is, so that all comes to its end.
 #[derive(Debug)]
