@@ -170,8 +170,7 @@ impl Context {
     /// Keys of the engine for a message, in memory that an earlier one has left.
     pub fn batch(&mut self, keys: KeysView<'_>) -> KeyBatch {
         let mut batch = std::mem::take(&mut self.spare_keys);
-        batch.reserve(keys.len(), keys.as_bytes().len());
-        batch.extend(keys.iter());
+        batch.append(keys);
         batch
     }
 

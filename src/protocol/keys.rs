@@ -183,6 +183,23 @@ impl KeyBatch {
         true
     }
 
+    /// Appends keys, as long as there is room.
+    pub fn append(&mut self, keys: KeysView<'_>) {
+        let bytes = (2 + keys.key_len()).saturating_mul(keys.len());
+        self.reserve(keys.len(), keys.as_bytes().len());
+        match u8::try_from(keys.key_len()) {
+            Ok(key_len) if self.is_empty() && u32::try_from(bytes).is_ok() => {
+                for key in keys.iter() {
+                    self.elements.extend_from_slice(&[BIN_8, key_len]);
+                    self.elements.extend_from_slice(key);
+                }
+                self.len = keys.len();
+                self.lengths = Lengths::Same(keys.key_len());
+            }
+            _ => self.extend(keys.iter()),
+        }
+    }
+
     fn note_length(&mut self, key_len: usize, end: u32) {
         match &mut self.lengths {
             lengths @ Lengths::Same(_) if self.len == 0 => *lengths = Lengths::Same(key_len),
@@ -370,8 +387,8 @@ impl<'a> Extend<&'a [u8]> for KeyBatch {
 
 impl From<KeysView<'_>> for KeyBatch {
     fn from(keys: KeysView<'_>) -> Self {
-        let mut batch = KeyBatch::with_capacity(keys.len(), keys.as_bytes().len());
-        batch.extend(keys.iter());
+        let mut batch = KeyBatch::new();
+        batch.append(keys);
         batch
     }
 }
@@ -401,6 +418,20 @@ mod tests {
             assert_eq!(batch.part(1..1), KeyBatch::new());
             batch.clear();
             assert!(batch.is_empty() && batch.push(b"anew") && batch.get(0) == Some(b"anew"));
+        }
+    }
+
+    #[test]
+    fn keys_that_are_appended_together_lie_as_those_that_come_one_by_one() {
+        let long = [7; 600];
+        for (data, key_len) in [(&b"aabb"[..], 2), (&b""[..], 2), (&long[..], 300), (&long[..], 255 - 55)] {
+            let view = KeysView::new(data, key_len).unwrap();
+            let one_by_one: KeyBatch = view.iter().collect();
+            let mut batch = KeyBatch::from(view);
+            assert_eq!(batch, one_by_one);
+            assert_eq!(batch.iter().collect::<Vec<_>>(), view.iter().collect::<Vec<_>>());
+            batch.append(KeysView::new(b"xyz", 3).unwrap());
+            assert_eq!(batch.get(view.len()), Some(&b"xyz"[..]));
         }
     }
 
