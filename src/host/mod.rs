@@ -10,4 +10,4 @@ pub use calls::{Uncancelled, returning};
 pub use descriptors::{descriptor_limit, grow_descriptor_table};
 pub use fork_lock::{ForkGuard, ForkLock};
 pub use stderr::write_stderr;
-pub use threads::{default_stack_size, spawn_without_signals};
+pub use threads::{current_cpu, default_stack_size, spawn_without_signals};

@@ -10,10 +10,10 @@ use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
-use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_getcpu, sched_setaffinity};
+use rustix::thread::{CpuSet, Pid, gettid, sched_getaffinity, sched_setaffinity};
 
 use super::{Copier, Piece};
-use crate::host::spawn_without_signals;
+use crate::host::{current_cpu, spawn_without_signals};
 
 /// Less is done sooner than a helper wakes.
 const LEAST_SHARED: usize = 1 << 20;
@@ -113,7 +113,9 @@ impl Crew {
         }
         match &mut self.helper {
             Helper::Ready { jobs, place, .. } => {
-                place.avoid(sched_getcpu());
+                if let Some(cpu) = current_cpu() {
+                    place.avoid(cpu);
+                }
                 Some(jobs)
             }
             Helper::NotYet | Helper::Never => None,
