@@ -147,18 +147,18 @@ impl Directory {
         }
     }
 
-    /// Holds the key's block, if it is published, until [`Self::unpin`].
-    pub fn pin(&mut self, hash: KeyHash, key: &[u8]) -> Option<(BlockIndex, Pin)> {
-        self.hold(self.find(hash, key)?)
-    }
-
-    /// As [`Self::pin`], with the slot behind that of `last` looked at first: keys are mostly asked for in the order in
-    /// which they were published, and then none needs to be hashed.
-    pub fn pin_next(&mut self, last: Option<&Pin>, key: &[u8]) -> Option<(BlockIndex, Pin)> {
+    /// Holds the key's block, if it is published, until [`Self::unpin`]. The slot behind that of `last` is looked at first:
+    /// keys are mostly asked for in the order in which they were published, and then `hash` is not needed.
+    pub fn pin(
+        &mut self,
+        last: Option<&Pin>,
+        key: &[u8],
+        hash: impl FnOnce() -> KeyHash,
+    ) -> Option<(BlockIndex, Pin)> {
         let next = last.and_then(|last| last.slot.checked_add(1));
         let number = match next.filter(|next| is_key(&self.slots, *next, key)) {
             Some(next) => next,
-            None => self.find(KeyHash::new(&self.hasher, key), key)?,
+            None => self.find(hash(), key)?,
         };
         self.hold(number)
     }
@@ -198,7 +198,11 @@ mod tests {
     }
 
     fn pin(directory: &mut Directory, key: &[u8]) -> Option<(BlockIndex, Pin)> {
-        directory.pin(KeyHash::new(&FixedState::with_seed(1), key), key)
+        pin_after(directory, None, key)
+    }
+
+    fn pin_after(directory: &mut Directory, last: Option<&Pin>, key: &[u8]) -> Option<(BlockIndex, Pin)> {
+        directory.pin(last, key, || KeyHash::new(&FixedState::with_seed(1), key))
     }
 
     #[test]
@@ -238,14 +242,14 @@ mod tests {
         let mut directory = Directory::new(FixedState::with_seed(1));
         let blocks: Vec<BlockIndex> = (0..4).map(BlockIndex).collect();
         directory.publish(keys(b"abcd"), &blocks).unwrap();
-        let (_, first) = directory.pin_next(None, b"a").unwrap();
-        let (block, second) = directory.pin_next(Some(&first), b"b").unwrap();
+        let (_, first) = pin(&mut directory, b"a").unwrap();
+        let (block, second) = pin_after(&mut directory, Some(&first), b"b").unwrap();
         assert_eq!((block, second.slot), (BlockIndex(1), first.slot + 1));
-        let (block, third) = directory.pin_next(Some(&second), b"d").unwrap();
+        let (block, third) = pin_after(&mut directory, Some(&second), b"d").unwrap();
         assert_eq!(block, BlockIndex(3), "the one behind is another's");
-        assert_eq!(directory.pin_next(Some(&third), b"e"), None, "there is none behind");
+        assert_eq!(pin_after(&mut directory, Some(&third), b"e"), None, "there is none behind");
         assert!(directory.unpublish(keys(b"c"), &mut [UnpublishState::NotFound]));
-        assert_eq!(directory.pin_next(Some(&second), b"c"), None, "the one behind is free");
+        assert_eq!(pin_after(&mut directory, Some(&second), b"c"), None, "the one behind is free");
         assert_eq!(directory.pinned(), 3);
     }
 

@@ -11,6 +11,7 @@
 //!
 //! Jobs and pins are let go when the round is gone, and not before: a posted write cannot be stopped.
 
+use std::cell::LazyCell;
 use std::ops::Range;
 
 use smallvec::SmallVec;
@@ -186,7 +187,7 @@ impl Round {
         if self.supply.find(hash, key).is_some() {
             return true;
         }
-        let Some((block, pin)) = cx.directory.pin_next(self.supply.last_pin(), key) else { return false };
+        let Some((block, pin)) = cx.directory.pin(self.supply.last_pin(), key, || hash) else { return false };
         match self.supply.add(hash, key, block, Source::Directory(pin)) {
             Ok(()) => true,
             Err(Source::Directory(pin)) => {
@@ -201,15 +202,20 @@ impl Round {
     pub fn supply_from_directory(&mut self, cx: &mut Context, key: &[u8], pairs: &mut Vec<BlockPair>) {
         let hash = self.unmet.hash(key);
         if self.unmet.wants(hash, key)
-            && let Some(block) = self.pin_for_demand(cx, key)
+            && let Some(block) = self.pin_for_demand(cx, key, || hash)
         {
             self.meet(cx, hash, key, block, pairs);
         }
     }
 
     /// Nobody asks for the block by its key again: the pin alone is kept.
-    fn pin_for_demand(&mut self, cx: &mut Context, key: &[u8]) -> Option<BlockIndex> {
-        let (block, pin) = cx.directory.pin_next(self.pins.last(), key)?;
+    fn pin_for_demand(
+        &mut self,
+        cx: &mut Context,
+        key: &[u8],
+        hash: impl FnOnce() -> KeyHash,
+    ) -> Option<BlockIndex> {
+        let (block, pin) = cx.directory.pin(self.pins.last(), key, hash)?;
         self.pins.push(pin);
         Some(block)
     }
@@ -273,21 +279,29 @@ impl Round {
         }
         let left = blocks.len() - some.start;
         let blocks = blocks.get(some.clone()).unwrap_or_default();
+        let hasher = cx.hasher();
         for (key, remote) in keys.iter_from(some.start).zip(blocks) {
-            match self.local_block(cx, key) {
+            // Once for all tables, and only if one of them is asked.
+            let hash = LazyCell::new(|| KeyHash::new(&hasher, key));
+            match self.local_block(cx, key, || *hash) {
                 Some(local) => pairs.push(BlockPair { local, remote: *remote }),
                 None => {
                     self.unmet.reserve_first(left, keys.bytes());
-                    self.want(cx, named, key, *remote);
+                    self.want(cx, named, (key, *hash), *remote);
                 }
             }
         }
     }
 
     /// What the round can serve under the key now.
-    fn local_block(&mut self, cx: &mut Context, key: &[u8]) -> Option<BlockIndex> {
+    fn local_block(
+        &mut self,
+        cx: &mut Context,
+        key: &[u8],
+        hash: impl Fn() -> KeyHash,
+    ) -> Option<BlockIndex> {
         if !self.supply.is_empty()
-            && let Some((block, source)) = self.supply.find(self.supply.hash(key), key)
+            && let Some((block, source)) = self.supply.find(hash(), key)
         {
             let block = *block;
             if let Source::Job(owner) = *source {
@@ -295,11 +309,16 @@ impl Round {
             }
             return Some(block);
         }
-        if self.from_lookup { None } else { self.pin_for_demand(cx, key) }
+        if self.from_lookup { None } else { self.pin_for_demand(cx, key, hash) }
     }
 
-    fn want(&mut self, cx: &mut Context, (session, (id, round)): Named<'_>, key: &[u8], remote: BlockIndex) {
-        let hash = self.unmet.hash(key);
+    fn want(
+        &mut self,
+        cx: &mut Context,
+        (session, (id, round)): Named<'_>,
+        (key, hash): (&[u8], KeyHash),
+        remote: BlockIndex,
+    ) {
         if self.unmet.add(hash, key, remote) && !self.from_lookup {
             let waiter = *self.waiter.get_or_insert_with(|| cx.wanted.enter((session, id.clone(), *round)));
             cx.wanted.insert(hash, waiter);
