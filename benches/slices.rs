@@ -116,16 +116,7 @@ fn connect() -> Connect {
         token: vec![9; 32],
         host_identity: String::new(),
     };
-    let extension = Extension {
-        version: 1,
-        instance: Instance([9; 16]),
-        dialed_as: None,
-        dialed_as_echo: None,
-        answers: None,
-        tcp: Some(tcp),
-        nixl: false,
-        features: Vec::new(),
-    };
+    let extension = Extension { tcp: Some(tcp), ..Extension::bare(Instance([9; 16])) };
     Connect {
         peer_id: String::from_utf8_lossy(PEER).into_owned(),
         agent_metadata: Vec::new(),

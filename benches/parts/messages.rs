@@ -45,16 +45,7 @@ pub fn connect_of_p2pkv() -> Connect {
         token: b"token of the peer's session one.".to_vec(),
         host_identity: String::new(),
     };
-    let extension = Extension {
-        version: 1,
-        instance: Instance([2; 16]),
-        dialed_as: None,
-        dialed_as_echo: None,
-        answers: None,
-        tcp: Some(tcp),
-        nixl: false,
-        features: Vec::new(),
-    };
+    let extension = Extension { tcp: Some(tcp), ..Extension::bare(Instance([2; 16])) };
     Connect { extension: Some(extension), agent_metadata: Vec::new(), ..connect_of_vllm() }
 }
 

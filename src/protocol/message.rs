@@ -99,6 +99,23 @@ pub struct Extension {
     pub features: Vec<String>,
 }
 
+impl Extension {
+    /// Version 1, with nothing but the instance.
+    #[must_use]
+    pub fn bare(instance: Instance) -> Self {
+        Extension {
+            version: 1,
+            instance,
+            dialed_as: None,
+            dialed_as_echo: None,
+            answers: None,
+            tcp: None,
+            nixl: false,
+            features: Vec::new(),
+        }
+    }
+}
+
 /// How to reach the sender's tcp data plane, and the proof that one may.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TcpOffer {

@@ -97,16 +97,7 @@ impl Crowd {
             block_len: self.manners.block_len as u64,
             config_fingerprint: String::new(),
             hash_seed: Some(self.manners.hash_seed.to_owned()),
-            extension: Some(Extension {
-                version: 1,
-                instance: Instance(peer.token),
-                dialed_as: None,
-                dialed_as_echo: None,
-                answers: None,
-                tcp: Some(tcp),
-                nixl: false,
-                features: Vec::new(),
-            }),
+            extension: Some(Extension { tcp: Some(tcp), ..Extension::bare(Instance(peer.token)) }),
         }))
     }
 

@@ -87,19 +87,13 @@ impl Raw {
             config_fingerprint: String::new(),
             hash_seed: Some("vllm-none-hash".to_owned()),
             extension: Some(Extension {
-                version: 1,
-                instance: Instance(self.instance),
-                dialed_as: None,
-                dialed_as_echo: None,
-                answers: None,
                 tcp: Some(TcpOffer {
                     addresses: Vec::new(),
                     port: self.data.local_port(),
                     token: TOKEN.to_vec(),
                     host_identity: String::new(),
                 }),
-                nixl: false,
-                features: Vec::new(),
+                ..Extension::bare(Instance(self.instance))
             }),
         }
     }

@@ -25,16 +25,7 @@ impl Script {
             token: b"token of the script's session 1.".to_vec(),
             host_identity: String::new(),
         };
-        let extension = Extension {
-            version: 1,
-            instance: Instance([99; 16]),
-            dialed_as: None,
-            dialed_as_echo: None,
-            answers: None,
-            tcp: Some(tcp),
-            nixl: false,
-            features: Vec::new(),
-        };
+        let extension = Extension { tcp: Some(tcp), ..Extension::bare(Instance([99; 16])) };
         let connect = Connect {
             peer_id: name.to_owned(),
             agent_metadata: Vec::new(),
